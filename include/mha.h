@@ -1,0 +1,612 @@
+/**
+ * @file mha.h
+ * libmha: multi-head attention on the CPU, every matrix product a CBLAS call.
+ *
+ * What it computes, in five steps:
+ *
+ *   1. project       Q = query·Wq + bq,  K = key·Wk + bk,  V = value·Wv + bv
+ *   2. split         head h of Q is the column block [h·d, (h+1)·d): a stride, never a copy
+ *   3. attend        O_h = softmax(scale·Q_h·K_gᵀ)·V_g with g = h / (H/G), for every head h
+ *   4. concatenate   O_h lies in its own column block of one buffer: again a stride
+ *   5. project out   output = concat·Wo + bo
+ *
+ * (A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; grouped heads after
+ * J. Ainslie et al., "GQA", 2023.)
+ *
+ * Letters, used here and in every message:
+ *
+ *   B  batch entries                  H  query heads
+ *   Lq length of the query            G  key/value heads, H mod G = 0
+ *   Lk length of the keys             d  size of a query/key head
+ *   Eq Ek Ev  widths of the inputs    dv size of a value head
+ *   Eo width of the output
+ *
+ * Widths, head counts and head sizes are independent: H·d need not equal Eq. All numbers are
+ * float32, row-major; the last dimension of every array has stride 1. Dimensions, lengths,
+ * offsets and strides are int64_t and count elements; sizes that end in _bytes are size_t.
+ *
+ * Short use (article.c in the tests does exactly this):
+ *
+ *     mha_config config;
+ *     mha_config_init(&config, 512, 8);                  // Eq = 512, H = 8
+ *     mha_matrices matrices;
+ *     MHA_INIT(&matrices);
+ *     matrices.orientation = MHA_IN_OUT;                 // y = x·W
+ *     matrices.query = w_q; matrices.key = w_k; matrices.value = w_v; matrices.output = w_o;
+ *
+ *     mha_weights *weights = NULL;
+ *     mha_context *context = NULL;
+ *     mha_error error;
+ *     if (mha_weights_create(&config, &matrices, &weights, &error) ||
+ *         mha_context_create(NULL, &context, &error) ||
+ *         mha_self_attention(context, weights, x, 1, 7, output, &error))
+ *       fprintf(stderr, "%s\n", error.message);
+ *     mha_context_destroy(context);
+ *     mha_weights_destroy(weights);
+ *
+ * Names: mha_<noun>_<verb>. create and destroy allocate and free, every destroy accepts NULL,
+ * counts begin with n_ or are one of the letters.
+ *
+ * Structs that you fill begin with their own size: MHA_INIT(&s) zeroes s and sets it. Zero means
+ * bidirectional, no mask, default scale. What zero cannot say counts only when its bit is set in
+ * `flags`. A library older than your header accepts your struct as long as what it does not know
+ * is zero.
+ *
+ * Errors: every function that can fail returns an mha_status and must be checked. The optional
+ * mha_error belongs to the caller and holds a message that names the argument, the value received
+ * and the rule; it is written on every return, success included. Errors are found before anything
+ * is written: on failure outputs are as they were. The library never prints, exits or aborts.
+ *
+ * Threads: mha_weights may be used from any number of threads at once. mha_context serves one
+ * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own.
+ *
+ * BLAS: while a call computes, OpenBLAS's pthread flavour is held at one thread for the whole
+ * process, because many small products run faster on the library's own threads; the count is
+ * restored when the last such call ends, unless somebody changed it meanwhile. With OpenBLAS's
+ * OpenMP flavour only the calling thread's OpenMP setting is held and restored. The context flag
+ * MHA_LEAVE_BLAS_ALONE opts out. OpenBLAS's serial flavour is not safe to enter from two threads:
+ * there the library uses one thread and a process-wide lock around every product.
+ *
+ * Promised: the same call gives the same bits, whatever the number of threads, within one process,
+ * one BLAS and one core type, while nobody else changes the BLAS's thread count during the call.
+ * Not promised: the same bits across versions, machines or BLAS libraries, nor between two
+ * spellings of one mask; those agree within rounding.
+ */
+#ifndef MHA_H
+#define MHA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** Release of this header; mha_version() tells that of the library. @{ */
+#define MHA_VERSION_MAJOR  0
+#define MHA_VERSION_MINOR  1
+#define MHA_VERSION_PATCH  0
+#define MHA_VERSION_STRING "0.1.0"
+/** @} */
+
+#if defined(MHA_STATIC)
+#define MHA_API
+#elif defined(_WIN32) && defined(MHA_BUILDING)
+#define MHA_API __declspec(dllexport)
+#elif defined(_WIN32)
+#define MHA_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define MHA_API __attribute__((visibility("default")))
+#else
+#define MHA_API
+#endif
+
+#if defined(__GNUC__)
+#define MHA_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define MHA_MUST_CHECK
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Statuses and errors -------------------------------------------------------------------- */
+
+/** What a call came to. Each error is one class of mistake; the message tells the case. */
+typedef enum mha_status {
+  MHA_OK = 0,
+  MHA_ERROR_NULL = 1,         /**< a pointer that must be given is NULL */
+  MHA_ERROR_STRUCT_SIZE = 2,  /**< struct_size too small, or an unknown tail that is not zero */
+  MHA_ERROR_SIZE = 3,         /**< a dimension is zero, negative, or does not fit another */
+  MHA_ERROR_HEADS = 4,        /**< H mod G ≠ 0, or a width that H does not divide */
+  MHA_ERROR_STRIDE = 5,       /**< a stride or leading dimension that no product can take */
+  MHA_ERROR_OVERFLOW = 6,     /**< sizes whose product overflows, or exceeds the BLAS's integer */
+  MHA_ERROR_VALUE = 7,        /**< a number, flag or enumerator outside its allowed set */
+  MHA_ERROR_LENGTH = 8,       /**< a length, offset or position outside its range */
+  MHA_ERROR_WEIGHTS = 9,      /**< a matrix or tensor is missing, ambiguous or does not fit */
+  MHA_ERROR_OVERLAP = 10,     /**< an output overlaps an input, another output or itself */
+  MHA_ERROR_BUSY = 11,        /**< the context is inside another call */
+  MHA_ERROR_MEMORY = 12,      /**< the allocator returned NULL */
+  MHA_ERROR_UNSUPPORTED = 13, /**< legal, but this version does not compute it */
+  MHA_ERROR_IO = 14,          /**< a file cannot be opened, read or written */
+  MHA_ERROR_FORMAT = 15       /**< a file's content breaks its format */
+} mha_status;
+
+/** Bytes of mha_error.message, the terminating zero included; longer messages are cut. */
+#define MHA_ERROR_MESSAGE_BYTES 512
+
+/**
+ * A caller-owned error: filled by every function that takes one, on success too (MHA_OK and an
+ * empty message). May be NULL wherever it is a parameter. It holds no resource.
+ */
+typedef struct mha_error {
+  mha_status status;
+  char message[MHA_ERROR_MESSAGE_BYTES]; /**< one English sentence, zero-terminated UTF-8 */
+} mha_error;
+
+/** The enumerator's name, such as "MHA_ERROR_NULL"; "unknown status" for any other value. */
+MHA_API const char *mha_status_name(mha_status status);
+
+/** Zeroes the `bytes` bytes at `structure` and stores `bytes` in the size_t that it begins with.
+ *  Use MHA_INIT, which passes the right size. */
+MHA_API void mha_struct_init(void *structure, size_t bytes);
+
+/** Prepares any of this header's structs that begin with struct_size: MHA_INIT(&args). */
+#define MHA_INIT(structure) mha_struct_init((structure), sizeof *(structure))
+
+/* ---- Memory --------------------------------------------------------------------------------- */
+
+/**
+ * Where an object takes its memory from. `allocate` returns `bytes` bytes aligned to `alignment`
+ * (a power of two, at most 64) or NULL; `release` takes back what it returned, with the same
+ * `bytes`. Both are called on the thread that entered the library, never from a worker, and must
+ * not enter the same context. Copied on creation; `user` must outlive the object.
+ */
+typedef struct mha_allocator {
+  void *user;
+  void *(*allocate)(void *user, size_t bytes, size_t alignment);
+  void (*release)(void *user, void *memory, size_t bytes);
+} mha_allocator;
+
+/* ---- Weights: one layer ---------------------------------------------------------------------- */
+
+/**
+ * One layer's sizes and score rule. Sizes left 0 are derived: n_kv_heads = H, head_size = Eq/H,
+ * value_head_size = head_size, the widths = Eq, or what an absent matrix forces (its step is the
+ * identity). A remainder, or a size that cannot be derived, is an error.
+ */
+typedef struct mha_config {
+  size_t struct_size;      /**< set by mha_config_init or MHA_INIT */
+  uint32_t flags;          /**< MHA_SCALE or 0 */
+  float scale;             /**< factor of q·k when MHA_SCALE is set, 0 and negative included;
+                                otherwise 1/√d */
+  float softcap;           /**< c of c·tanh(s/c), at least 0; 0 = none */
+  int64_t n_heads;         /**< H, at least 1 */
+  int64_t n_kv_heads;      /**< G; query head h uses key/value head h / (H/G) */
+  int64_t head_size;       /**< d */
+  int64_t value_head_size; /**< dv */
+  int64_t query_width;     /**< Eq */
+  int64_t key_width;       /**< Ek */
+  int64_t value_width;     /**< Ev */
+  int64_t output_width;    /**< Eo */
+  const mha_allocator *allocator; /**< for the weights object; NULL = the C library */
+} mha_config;
+
+/** Bit of flags in mha_config and mha_attention: `scale` counts. */
+#define MHA_SCALE UINT32_C(1)
+
+/** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks nothing:
+ *  mha_weights_create does. Use the macro mha_config_init, which passes the size. */
+MHA_API void mha_config_init_sized(mha_config *config, size_t struct_size, int64_t model_width,
+                                   int64_t n_heads);
+/** mha_config_init(&config, model_width, n_heads): the usual start. */
+#define mha_config_init(config, model_width, n_heads)                                              \
+  mha_config_init_sized((config), sizeof *(config), (model_width), (n_heads))
+
+/** How a matrix lies in memory. There is no default: square matrices cannot tell. */
+typedef enum mha_orientation {
+  MHA_IN_OUT = 1, /**< W [in][out], y = x·W: NumPy, Keras, GPT-2 Conv1D, com.microsoft.Attention */
+  MHA_OUT_IN = 2  /**< W [out][in], y = x·Wᵀ: PyTorch, Hugging Face */
+} mha_orientation;
+
+/** Who keeps the numbers of mha_matrices. */
+typedef enum mha_ownership {
+  MHA_COPY = 0,  /**< the weights object copies them; yours may go after mha_weights_create */
+  MHA_BORROW = 1 /**< the weights object points to yours: unchanged and alive until its end */
+} mha_ownership;
+
+/**
+ * One layer's numbers. Shapes are given for MHA_IN_OUT; with MHA_OUT_IN both dimensions change
+ * places. Either goes to BLAS as it lies. A leading dimension is the distance between rows, 0 =
+ * dense, so that one packed block, such as [Eq][3·Eq], serves as three matrices. A matrix may be
+ * NULL: its step is then the identity (input width = output width) and its bias still applies.
+ * Each bias may be NULL on its own.
+ */
+typedef struct mha_matrices {
+  size_t struct_size;  /**< set by MHA_INIT */
+  int32_t orientation; /**< mha_orientation, needed as soon as one matrix is given */
+  int32_t ownership;   /**< mha_ownership */
+  const float *query;  /**< Wq [Eq][H·d] */
+  const float *key;    /**< Wk [Ek][G·d] */
+  const float *value;  /**< Wv [Ev][G·dv] */
+  const float *output; /**< Wo [H·dv][Eo] */
+  int64_t query_ld;    /**< leading dimensions of the four, 0 = dense */
+  int64_t key_ld;
+  int64_t value_ld;
+  int64_t output_ld;
+  const float *query_bias;  /**< bq [H·d] or NULL */
+  const float *key_bias;    /**< bk [G·d] or NULL */
+  const float *value_bias;  /**< bv [G·dv] or NULL */
+  const float *output_bias; /**< bo [Eo] or NULL */
+} mha_matrices;
+
+/**
+ * One layer: config, matrices, biases. Immutable and reference-counted.
+ * Thread rule: may be used, retained and destroyed from any number of threads at once.
+ */
+typedef struct mha_weights mha_weights;
+
+/**
+ * Makes a layer from arrays in memory.
+ * @param config   sizes; copied, with the derived sizes filled in. Not NULL.
+ * @param matrices the numbers; copied or borrowed as `ownership` says. Not NULL.
+ * @param weights  receives the layer with one reference; free it with mha_weights_destroy.
+ *                 NULL is stored on failure. Not NULL.
+ * @param error    receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, STRIDE, OVERFLOW, VALUE, WEIGHTS (an absent matrix
+ * between different widths), MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
+                                                     const mha_matrices *matrices,
+                                                     mha_weights **weights, mha_error *error);
+
+/**
+ * Makes a layer from a folder of .npy files: W_Q.npy, W_K.npy, W_V.npy, W_O.npy, each [in][out],
+ * and where there are biases b_Q.npy, b_K.npy, b_V.npy, b_O.npy; float32 or float64, row- or
+ * column-major. The numbers are read into memory that the layer owns.
+ * @param config n_heads is needed; sizes left 0 follow from the files, others must agree with them.
+ * @param path   the folder.
+ * @param prefix stands before each name as given, its dot included; NULL = none.
+ * @param weights receives the layer, as in mha_weights_create.
+ * @param error  receives the outcome, or NULL.
+ * Errors: those of mha_weights_create; IO; FORMAT with the byte position; WEIGHTS for a matrix
+ * that is missing or whose shape does not fit.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, const char *path,
+                                                   const char *prefix, mha_weights **weights,
+                                                   mha_error *error);
+
+/** Adds a reference and returns `weights`; each one needs its own mha_weights_destroy. */
+MHA_API mha_weights *mha_weights_retain(mha_weights *weights);
+
+/** Gives one reference back; the last one frees the layer. NULL is ignored. */
+MHA_API void mha_weights_destroy(mha_weights *weights);
+
+/** Copies the layer's config, all sizes derived, into `config`, whose struct_size must be set
+ *  (MHA_INIT); `allocator` is NULL there. Errors: NULL, STRUCT_SIZE. */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_config(const mha_weights *weights, mha_config *config,
+                                                     mha_error *error);
+
+/* ---- Context: scratch and threads ------------------------------------------------------------ */
+
+/** One piece of work, to be called once for every index. It never throws or long-jumps. */
+typedef void mha_task(void *argument, int64_t index);
+
+/**
+ * A caller's own parallel loop: calls task(argument, i) exactly once for every i in [0, n), on any
+ * threads, and returns when all are done. n is at most the context's n_threads.
+ */
+typedef void mha_parallel_for(void *user, int64_t n, mha_task *task, void *argument);
+
+/** Bit of mha_context_options.flags: never touch the BLAS's thread count; the context then uses
+ *  one thread of its own and the BLAS as many as it likes. */
+#define MHA_LEAVE_BLAS_ALONE UINT32_C(1)
+
+/** How a context works. Zero means: threads as the BLAS has them, memory of the C library. */
+typedef struct mha_context_options {
+  size_t struct_size;             /**< set by MHA_INIT */
+  uint32_t flags;                 /**< MHA_LEAVE_BLAS_ALONE or 0 */
+  int32_t n_threads;              /**< 0: as many as the BLAS would use (it honours its environment
+                                       variables), or this process's CPUs where the BLAS has one;
+                                       1: the caller alone; n: n, at most 1024 */
+  mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = OpenMP */
+  void *parallel_user;            /**< passed to parallel_for; must outlive the context */
+  const mha_allocator *allocator; /**< for the context and its scratch; NULL = the C library */
+} mha_context_options;
+
+/**
+ * Scratch memory and threads; serves any number of layers, one after the other.
+ * Thread rule: one caller at a time; a second entry, also from a callback, is MHA_ERROR_BUSY.
+ * Two contexts may be used by two threads at once, over the same weights.
+ * After fork() a child may go on using a context that was idle; it then runs on one thread.
+ */
+typedef struct mha_context mha_context;
+
+/**
+ * Makes a context.
+ * @param options NULL = all defaults.
+ * @param context receives it; free it with mha_context_destroy. NULL on failure. Not NULL.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, VALUE, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_context_create(const mha_context_options *options,
+                                                     mha_context **context, mha_error *error);
+
+/** Frees the context and its scratch. It must not be inside a call. NULL is ignored. */
+MHA_API void mha_context_destroy(mha_context *context);
+
+/** The sizes that decide how much scratch a call needs. */
+typedef struct mha_shape {
+  size_t struct_size;      /**< set by MHA_INIT */
+  int32_t packed;          /**< nonzero: batch sequences share query_length and key_length rows */
+  int32_t reserved;        /**< 0 */
+  int64_t batch;           /**< B */
+  int64_t query_length;    /**< Lq; packed: all query rows together */
+  int64_t key_length;      /**< Lk; packed: all key rows together; 0 = as query_length */
+  int64_t n_heads;         /**< H, read only where no weights are given (mha_attend) */
+  int64_t value_head_size; /**< dv, likewise */
+} mha_shape;
+
+/**
+ * Scratch that a call of this shape needs: grows with Lq + Lk, never with Lq·Lk.
+ * @param context its number of threads counts; it is not entered or changed. Not NULL.
+ * @param weights the layer for mha_forward, or NULL for mha_attend.
+ * @param shape   Not NULL.
+ * @param bytes   receives the answer. Not NULL.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, SIZE, OVERFLOW.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context,
+                                                      const mha_weights *weights,
+                                                      const mha_shape *shape, size_t *bytes,
+                                                      mha_error *error);
+
+/**
+ * Allocates now what calls up to this shape need; such a call then allocates nothing (the BLAS's
+ * own buffers aside). Without it a call grows the scratch itself. Scratch never shrinks.
+ * Parameters as in mha_workspace_bytes. Errors: those, BUSY, MEMORY (the scratch stays as it was).
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_context_reserve(mha_context *context,
+                                                      const mha_weights *weights,
+                                                      const mha_shape *shape, mha_error *error);
+
+/* ---- Who attends to whom, and how scores are made -------------------------------------------- */
+
+/** Bits of mha_attention.flags, beside MHA_SCALE. @{ */
+#define MHA_SOFTCAP UINT32_C(2) /**< softcap counts although it is 0: no softcap in this call */
+#define MHA_WINDOW  UINT32_C(4) /**< window_left and window_right count */
+/** @} */
+
+/** off[b] of batch entry b: key i + off[b] is query i's own. Serves causal, window and ALiBi. */
+typedef enum mha_alignment {
+  MHA_ALIGN_TOP_LEFT = 0,     /**< off = 0 */
+  MHA_ALIGN_BOTTOM_RIGHT = 1, /**< off = key length − query length of the entry */
+  MHA_ALIGN_OFFSET = 2        /**< off given */
+} mha_alignment;
+
+/** Which numbers mha_attention.weights receives. */
+typedef enum mha_stage {
+  MHA_STAGE_WEIGHTS = 0, /**< after softmax; 0 where hidden. Rows sum to 1 less the sink's share */
+  MHA_STAGE_SCALED = 1, /**< scale·q·k, for every j < key length, hidden ones too; −∞ beyond */
+  MHA_STAGE_CAPPED = 2, /**< the same after the softcap */
+  MHA_STAGE_FINAL = 3   /**< after bias, ALiBi and masks; −∞ where hidden */
+} mha_stage;
+
+/**
+ * A boolean mask: a nonzero byte lets query i attend to key j. Extents are 1 (the same for all) or
+ * the full size; strides follow from the extents unless given (0 = not given). Never expanded in
+ * memory. Bytes of keys that something else hides are not looked at.
+ */
+typedef struct mha_mask {
+  const uint8_t *data;  /**< [batch][heads][rows][columns], or NULL = no mask */
+  int64_t batch;        /**< 1 or B */
+  int64_t heads;        /**< 1 or H */
+  int64_t rows;         /**< 1 or Lq */
+  int64_t columns;      /**< Lk */
+  int64_t batch_stride; /**< elements; likewise below */
+  int64_t head_stride;
+  int64_t row_stride;
+} mha_mask;
+
+/** A number added to each score; −∞ hides its key, even where the score is NaN. Else as mha_mask.
+ */
+typedef struct mha_bias {
+  const float *data; /**< [batch][heads][rows][columns], or NULL = no bias */
+  int64_t batch;
+  int64_t heads;
+  int64_t rows;
+  int64_t columns;
+  int64_t batch_stride;
+  int64_t head_stride;
+  int64_t row_stride;
+} mha_bias;
+
+/**
+ * The rules of step 3. A score is made in this order:
+ *
+ *     s = scale·(q·k) → c·tanh(s/c) → + bias, − slope_h·|i + off[b] − j| → hidden keys leave
+ *       → a sink joins the denominator → softmax
+ *
+ * Key j is visible to query i of entry b when all that are given hold: i < query_lengths[b],
+ * j < key_lengths[b], causal, window, mask; and when its final score is not −∞. A query that sees
+ * no key gets the attention result 0. Hidden keys and values have no influence at all, not even if
+ * they hold NaN, and rows beyond a length need not be readable.
+ */
+typedef struct mha_attention {
+  size_t struct_size;     /**< set by MHA_INIT */
+  uint32_t flags;         /**< MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW, as they apply */
+  int32_t causal;         /**< nonzero: j ≤ i + off[b] */
+  int32_t alignment;      /**< mha_alignment */
+  int32_t weights_stage;  /**< mha_stage of `weights` */
+  float scale;            /**< with MHA_SCALE: overrides the layer's; finite */
+  float softcap;          /**< if not 0, or with MHA_SOFTCAP: overrides the layer's; ≥ 0 */
+  int64_t offset;         /**< off[b] of every entry under MHA_ALIGN_OFFSET */
+  const int64_t *offsets; /**< [B], off[b] each under MHA_ALIGN_OFFSET; NULL = offset */
+  int64_t window_left;    /**< with MHA_WINDOW: j ≥ i + off[b] − window_left; −1 = open */
+  int64_t window_right;   /**< with MHA_WINDOW: j ≤ i + off[b] + window_right; −1 = open */
+  const int64_t *query_lengths; /**< [B], plain counts 0..Lq; NULL = Lq each. Rows beyond are not
+                                     read and count as seeing no key */
+  const int64_t *key_lengths;   /**< [B], plain counts 0..Lk; NULL = Lk each */
+  const int64_t *query_starts;  /**< [B+1] packed input: entry b is rows [starts[b], starts[b+1])
+                                     of one long sequence (cu_seqlens); begins with 0, never
+                                     decreases, ends within the rows given. NULL = not packed.
+                                     Excludes lengths, mask, bias, weights and average */
+  const int64_t *key_starts;    /**< [B+1], the same for keys; NULL with query_starts given and no
+                                     key of its own = query_starts */
+  mha_mask attend;              /**< boolean mask, nonzero = attend */
+  mha_bias bias;                /**< additive mask or position bias */
+  const float *alibi_slopes;    /**< [H], finite; NULL = none (O. Press et al., 2022) */
+  const float *sinks;           /**< [H] extra logits without a value; −∞ = none; NULL = none */
+  float *weights;               /**< [B][H][Lq][Lk] dense, receives weights_stage, or NULL */
+  float *average;               /**< [B][Lq][Lk] dense, mean over heads of the weights, or NULL */
+  float *log_sum_exp;           /**< [B][H][Lq] dense ([H][rows] if packed), natural logarithm of
+                                     the sum of exp over visible keys, sink not included; −∞ for a
+                                     query that sees none; or NULL */
+} mha_attention;
+
+/* ---- The layer --------------------------------------------------------------------------------
+ */
+
+/**
+ * The article's call: self attention of a dense batch, every token sees every token.
+ * @param context scratch; not NULL.
+ * @param weights the layer, with Eq = Ek = Ev; not NULL.
+ * @param x       [batch][length][Eq], dense; may be NULL if batch or length is 0.
+ * @param batch   B, at least 0.
+ * @param length  L, at least 0.
+ * @param output  [batch][length][Eo], dense, overwritten; must not overlap x or the weights.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, SIZE, OVERFLOW, OVERLAP, BUSY, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
+                                                     const mha_weights *weights, const float *x,
+                                                     int64_t batch, int64_t length, float *output,
+                                                     mha_error *error);
+
+/**
+ * Everything that a layer call can be given. Strides count elements, 0 = dense, so that
+ * [L][B][E] fits too: batch stride E, row stride B·E. With packed input (attention->query_starts)
+ * batch is the number of sequences, query_length and key_length are all rows together, and the
+ * batch strides are not used.
+ */
+typedef struct mha_forward_args {
+  size_t struct_size;   /**< set by MHA_INIT */
+  int32_t accumulate;   /**< nonzero: output += result (a residual); 0: output = result */
+  int32_t reserved;     /**< 0 */
+  int64_t batch;        /**< B; 0 succeeds and writes nothing */
+  int64_t query_length; /**< Lq; 0 likewise */
+  int64_t key_length;   /**< Lk; where key is NULL, 0 or Lq */
+  const float *query;   /**< [B][Lq][Eq] */
+  const float *key;     /**< [B][Lk][Ek]; NULL = query (needs Ek = Eq) */
+  const float *value;   /**< [B][Lk][Ev]; NULL = key (needs Ev = Ek); error without key */
+  float *output;        /**< [B][Lq][Eo]; overlaps no input, no weights, no other output */
+  int64_t query_batch_stride;
+  int64_t query_row_stride;
+  int64_t key_batch_stride;
+  int64_t key_row_stride;
+  int64_t value_batch_stride;
+  int64_t value_row_stride;
+  int64_t output_batch_stride;
+  int64_t output_row_stride;
+  const mha_attention *attention; /**< who attends to whom; NULL = everyone to everyone */
+} mha_forward_args;
+
+/**
+ * One layer call, self or cross attention. Overlap is judged by address ranges, first element to
+ * last. Errors: any class but IO and FORMAT; nothing is written then.
+ * @param context scratch; not NULL.
+ * @param weights the layer; not NULL.
+ * @param args    not NULL; not kept.
+ * @param error   receives the outcome, or NULL.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_weights *weights,
+                                              const mha_forward_args *args, mha_error *error);
+
+/* ---- The core alone ----------------------------------------------------------------------------
+ */
+
+/**
+ * A view of [batch][length][heads][size] numbers. With all strides 0 it is dense in that order;
+ * otherwise each counts as given. [B][H][L][d] is row_stride d, head_stride L·d; one of the three
+ * in a packed [B][L][3][H][d] is row_stride 3·H·d. Batch and head stride may be 0 (the same for
+ * all). The size dimension must have stride 1.
+ */
+typedef struct mha_tensor {
+  const float *data;
+  int64_t batch;  /**< B; with packed input 1, length = all rows */
+  int64_t length; /**< Lq or Lk */
+  int64_t heads;  /**< H or G */
+  int64_t size;   /**< d or dv */
+  int64_t batch_stride;
+  int64_t row_stride;
+  int64_t head_stride;
+  int64_t size_stride; /**< 1, or 0 if all are 0 */
+} mha_tensor;
+
+/** Where mha_attend writes and what it obeys. */
+typedef struct mha_attend_args {
+  size_t struct_size;          /**< set by MHA_INIT */
+  int64_t n_sequences;         /**< sequences of packed input; otherwise 0 */
+  float *output;               /**< [B][Lq][H][dv]; overlaps nothing else */
+  int64_t output_batch_stride; /**< all three 0 = dense */
+  int64_t output_row_stride;
+  int64_t output_head_stride;
+  const mha_attention *attention; /**< NULL = everyone attends to everyone, scale 1/√d */
+} mha_attend_args;
+
+/**
+ * Step 3 alone, for those who project themselves: softmax(scale·q·kᵀ)·v per head.
+ * @param context scratch; not NULL.
+ * @param q [B][Lq][H][d], not NULL.
+ * @param k [B][Lk][G][d], not NULL.
+ * @param v [B][Lk][G][dv], not NULL.
+ * @param args  not NULL; not kept.
+ * @param error receives the outcome, or NULL.
+ * Errors: any class but WEIGHTS, IO and FORMAT; nothing is written then.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_attend(mha_context *context, const mha_tensor *q,
+                                             const mha_tensor *k, const mha_tensor *v,
+                                             const mha_attend_args *args, mha_error *error);
+
+/* ---- Trace ------------------------------------------------------------------------------------
+ */
+
+/** One step's data, as it lies: element (i0, i1, …) is data[i0·strides[0] + i1·strides[1] + …]. */
+typedef struct mha_trace_step {
+  const char *name;   /**< "Q", "K", "V", "weights", "heads", "concat" or "output" */
+  const float *data;  /**< valid during the callback only */
+  int32_t rank;       /**< 3 or 4 */
+  int64_t shape[4];   /**< Q [B][Lq][H·d], K [B][Lk][G·d], V [B][Lk][G·dv], heads [B][H][Lq][dv],
+                           concat [B][Lq][H·dv], output [B][Lq][Eo]; B = 1 if packed */
+  int64_t strides[4]; /**< in elements */
+} mha_trace_step;
+
+/** Receives the steps, on the thread that called mha_forward, in the order of computation. It must
+ *  not change the data and must not enter the same context (MHA_ERROR_BUSY). */
+typedef void mha_trace_function(void *user, const mha_trace_step *step);
+
+/**
+ * Has mha_forward show each step; NULL ends it. The trace changes no bit of any result. Rows beyond
+ * a length are not computed: they show 0 in every step before the output. "weights" comes only when
+ * the call asks for weights, and shows those.
+ * Errors: NULL, BUSY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_context_trace(mha_context *context,
+                                                    mha_trace_function *function, void *user,
+                                                    mha_error *error);
+
+/* ---- About the library --------------------------------------------------------------------------
+ */
+
+/** Release of the library, such as "0.1.0"; static. */
+MHA_API const char *mha_version(void);
+
+/**
+ * Describes this build and machine in lines "key: value": version, blas, blas_threading,
+ * blas_threads, blas_core, instruction_set. Writes at most `bytes` bytes, zero included, and
+ * returns the length of the whole text, as snprintf does; `text` may be NULL if `bytes` is 0.
+ */
+MHA_API size_t mha_build_info(char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,170 @@
+/* Owns the checks that every call makes of its arguments before it writes anything. */
+#include "arguments.h"
+
+#include "blas.h"
+#include "error.h"
+#include "memory.h"
+
+#include <math.h>
+#include <string.h>
+
+void mha_struct_init(void *structure, size_t bytes) {
+  if (!structure || bytes < sizeof bytes)
+    return;
+  memset(structure, 0, bytes);
+  memcpy(structure, &bytes, sizeof bytes);
+}
+
+static bool is_zero(const unsigned char *bytes, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    if (bytes[i] != 0)
+      return false;
+  return true;
+}
+
+mha_status mha_read_struct(void *known, size_t known_bytes, size_t first_release_bytes,
+                           const void *given, const char *name, mha_error *error) {
+  const mha_status status = mha_require(given, name, error);
+  if (status)
+    return status;
+  size_t bytes = 0;
+  memcpy(&bytes, given, sizeof bytes);
+  if (bytes < first_release_bytes)
+    return mha_fail(error, MHA_ERROR_STRUCT_SIZE,
+                    "%s.struct_size is %zu; rule: at least %zu, as MHA_INIT sets it", name, bytes,
+                    first_release_bytes);
+  if (bytes > known_bytes &&
+      !is_zero((const unsigned char *)given + known_bytes, bytes - known_bytes))
+    return mha_fail(error, MHA_ERROR_STRUCT_SIZE,
+                    "%s.struct_size is %zu and members beyond byte %zu are set; rule: what this "
+                    "version does not know must be zero",
+                    name, bytes, known_bytes);
+  memset(known, 0, known_bytes);
+  memcpy(known, given, bytes < known_bytes ? bytes : known_bytes);
+  return MHA_OK;
+}
+
+mha_status mha_require(const void *pointer, const char *name, mha_error *error) {
+  return pointer ? MHA_OK
+                 : mha_fail(error, MHA_ERROR_NULL, "%s is NULL; rule: it must be given", name);
+}
+
+mha_status mha_require_at_least(int64_t value, int64_t lowest, const char *name, mha_error *error) {
+  return value >= lowest ? MHA_OK
+                         : mha_fail(error, MHA_ERROR_SIZE, "%s is %lld; rule: at least %lld", name,
+                                    (long long)value, (long long)lowest);
+}
+
+mha_status mha_require_finite(float value, const char *name, mha_error *error) {
+  return isfinite(value) ? MHA_OK
+                         : mha_fail(error, MHA_ERROR_VALUE, "%s is %g; rule: it must be finite",
+                                    name, (double)value);
+}
+
+mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name, mha_error *error) {
+  return (flags & ~allowed) == 0
+             ? MHA_OK
+             : mha_fail(error, MHA_ERROR_VALUE, "%s is 0x%x; rule: only bits of 0x%x", name,
+                        (unsigned)flags, (unsigned)allowed);
+}
+
+/* ---- strides ---- */
+
+/* Elements from the first to behind the last; false if that overflows. */
+static bool extent(const mha_rows_shape *shape, int64_t *elements) {
+  int64_t batches = 0;
+  int64_t rows = 0;
+  if (shape->batch == 0 || shape->length == 0) {
+    *elements = 0;
+    return true;
+  }
+  return mha_multiply(shape->batch - 1, shape->batch_stride, &batches) &&
+         mha_multiply(shape->length - 1, shape->row_stride, &rows) &&
+         mha_add(batches, rows, elements) && mha_add(*elements, shape->width, elements);
+}
+
+/* Two strides keep elements apart if the longer steps over all that the shorter covers. */
+static bool self_overlaps(const mha_rows_shape *shape) {
+  const bool rows_inside = shape->batch_stride >= shape->row_stride;
+  const int64_t inner = rows_inside ? shape->row_stride : shape->batch_stride;
+  const int64_t inner_count = rows_inside ? shape->length : shape->batch;
+  const int64_t outer = rows_inside ? shape->batch_stride : shape->row_stride;
+  const int64_t outer_count = rows_inside ? shape->batch : shape->length;
+  int64_t covered = 0;
+  if (inner_count > 1 && inner < shape->width)
+    return true;
+  return outer_count > 1 &&
+         (!mha_multiply(inner_count - 1, inner, &covered) || outer - covered < shape->width);
+}
+
+mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
+                               mha_error *error) {
+  if (shape->row_stride == 0)
+    shape->row_stride = shape->width;
+  if (shape->batch_stride == 0 &&
+      !mha_multiply(shape->length, shape->row_stride, &shape->batch_stride))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld rows of %lld elements; rule: the "
+                    "product must not overflow",
+                    name, (long long)shape->length, (long long)shape->row_stride);
+  if (shape->row_stride < shape->width || shape->batch_stride < 0)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has batch stride %lld and row stride %lld; rule: the batch stride is not "
+                    "negative and the row stride at least the width, %lld",
+                    name, (long long)shape->batch_stride, (long long)shape->row_stride,
+                    (long long)shape->width);
+  if (shape->row_stride > MHA_BLAS_MAX)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has row stride %lld; rule: at most %lld, the BLAS's integer", name,
+                    (long long)shape->row_stride, (long long)MHA_BLAS_MAX);
+  if (is_output && self_overlaps(shape))
+    return mha_fail(error, MHA_ERROR_OVERLAP,
+                    "%s has batch stride %lld and row stride %lld; rule: no two elements of an "
+                    "output share an address",
+                    name, (long long)shape->batch_stride, (long long)shape->row_stride);
+  return MHA_OK;
+}
+
+/* ---- overlap ---- */
+
+mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const void *data,
+                          int64_t elements, size_t element_bytes, bool is_output,
+                          mha_error *error) {
+  int64_t bytes = 0;
+  if (!data || elements == 0)
+    return MHA_OK;
+  const uintptr_t begin = (uintptr_t)data;
+  if (!mha_multiply(elements, (int64_t)element_bytes, &bytes) ||
+      (uint64_t)bytes > UINTPTR_MAX - begin)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld elements; rule: it must fit the address space", name,
+                    (long long)elements);
+  const mha_address_range range = {name, begin, begin + (uintptr_t)bytes, is_output};
+  ranges->items[ranges->n++] = range;
+  return MHA_OK;
+}
+
+mha_status mha_ranges_add_rows(mha_address_ranges *ranges, const char *name, const float *data,
+                               const mha_rows_shape *shape, bool is_output, mha_error *error) {
+  int64_t elements = 0;
+  if (!extent(shape, &elements))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld entries of %lld rows, %lld and %lld elements apart; rule: the "
+                    "extent must not overflow",
+                    name, (long long)shape->batch, (long long)shape->length,
+                    (long long)shape->batch_stride, (long long)shape->row_stride);
+  return mha_ranges_add(ranges, name, data, elements, sizeof(float), is_output, error);
+}
+
+mha_status mha_ranges_check(const mha_address_ranges *ranges, mha_error *error) {
+  for (int i = 0; i < ranges->n; i++)
+    for (int j = 0; j < i; j++) {
+      const mha_address_range *a = &ranges->items[i];
+      const mha_address_range *b = &ranges->items[j];
+      if ((a->is_output || b->is_output) && a->begin < b->end && b->begin < a->end)
+        return mha_fail(error, MHA_ERROR_OVERLAP,
+                        "%s overlaps %s; rule: an output overlaps no input and no other output",
+                        a->is_output ? a->name : b->name, a->is_output ? b->name : a->name);
+    }
+  return MHA_OK;
+}

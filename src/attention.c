@@ -1,0 +1,464 @@
+/* Owns one task of step 3: a batch entry b, a head h and a tile of queries.
+ *
+ * Keys are walked in tiles with an online softmax (M. Milakov, N. Gimelshein, "Online normalizer
+ * calculation for softmax", 2018): per query row the running maximum m and sum l are kept, and what
+ * was accumulated under an older maximum is multiplied by exp(m_old - m_new). For each key tile
+ *
+ *   1. S = scale·Q·Kᵀ                 [rows][keys]   a product on strided views
+ *   2. rules of the row, hidden keys  S -> -inf
+ *   3. P = exp(S - m), l += ΣP        in place of S
+ *   4. O = O·exp(m_old - m) + P·V     [rows][dv]     a product into the output's own stride
+ *
+ * and at the end O /= l, the sink's share in l. The tiles depend on shapes, flags and lengths
+ * alone: the same bits for any number of threads. */
+#include "attention.h"
+
+#include "blas.h"
+#include "error.h"
+#include "softmax.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Scratch of one worker. */
+typedef struct tile_scratch {
+  float *scores;     /* [MHA_QUERY_TILE][score_stride] */
+  float *correction; /* [MHA_QUERY_TILE], exp(m_old - m_new) of the current key tile */
+  float *poison;     /* [MHA_QUERY_TILE], see remember_poison */
+  float *values;     /* [MHA_KEY_TILE][dv], V with its non-finite rows replaced by 0 */
+  uint8_t *kinds;    /* [MHA_KEY_TILE], what each row of V holds */
+} tile_scratch;
+
+/* One task: queries [i, i + rows) of head h of entry b, of which `live` may see keys. */
+typedef struct task {
+  const mha_core *core;
+  tile_scratch scratch;
+  int64_t b, h, g, i, rows, live;
+  int64_t score_stride;
+  float *output;  /* [rows][dv], core->output_row_stride apart */
+  float *row_max; /* [rows] */
+  float *row_sum; /* [rows] */
+  bool replace;   /* non-finite values are replaced: the second attempt */
+} task;
+
+static int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+/* ---- layout of the work ---- */
+
+static int64_t score_columns(int64_t Lk) {
+  return smaller(Lk, MHA_KEY_TILE);
+}
+
+size_t mha_core_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
+  const int64_t rows = smaller(Lq, MHA_QUERY_TILE);
+  (void)mha_layout_add(layout, sizeof(float), rows, score_columns(Lk), 1);
+  (void)mha_layout_add(layout, sizeof(float), rows, 1, 1);
+  (void)mha_layout_add(layout, sizeof(float), rows, 1, 1);
+  (void)mha_layout_add(layout, sizeof(float), score_columns(Lk), dv, 1);
+  (void)mha_layout_add(layout, sizeof(uint8_t), score_columns(Lk), 1, 1);
+  return layout->bytes;
+}
+
+static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t rows = smaller(v->Lq, MHA_QUERY_TILE);
+  char *base = core->scratch + (size_t)worker * core->scratch_bytes;
+  mha_layout layout = {0};
+  tile_scratch s;
+  s.scores =
+      (float *)(base + mha_layout_add(&layout, sizeof(float), rows, score_columns(v->Lk), 1));
+  s.correction = (float *)(base + mha_layout_add(&layout, sizeof(float), rows, 1, 1));
+  s.poison = (float *)(base + mha_layout_add(&layout, sizeof(float), rows, 1, 1));
+  s.values =
+      (float *)(base + mha_layout_add(&layout, sizeof(float), score_columns(v->Lk), core->dv, 1));
+  s.kinds =
+      (uint8_t *)(base + mha_layout_add(&layout, sizeof(uint8_t), score_columns(v->Lk), 1, 1));
+  return s;
+}
+
+/* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns
+ * the slots from floor(start/T) + b on, T the tile, which are always enough for its rows. */
+static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
+  const int64_t tiles = Lq / MHA_QUERY_TILE;
+  return packed ? mha_add(B, tiles, slots)
+                : mha_multiply(B, tiles + (Lq % MHA_QUERY_TILE != 0), slots);
+}
+
+bool mha_core_task_count(int64_t B, int64_t H, int64_t Lq, bool packed, int64_t *tasks) {
+  return slots_per_head(B, Lq, packed, tasks) && mha_multiply(*tasks, H, tasks);
+}
+
+static int64_t first_slot(const mha_visibility *v, int64_t b) {
+  return v->query_starts[b] / MHA_QUERY_TILE + b;
+}
+
+/* The entry that owns a slot: the last one whose first slot is not behind it. */
+static int64_t packed_entry(const mha_visibility *v, int64_t slot) {
+  int64_t low = 0;
+  int64_t high = v->B;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (first_slot(v, middle) <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Sets b, h, i and rows of a task; rows may come out as 0 or less: a slot without work. */
+static void locate(task *t, int64_t index) {
+  const mha_visibility *v = &t->core->visibility;
+  const bool packed = v->query_starts != NULL;
+  int64_t slots = 0;
+  (void)slots_per_head(v->B, v->Lq, packed, &slots);
+  const int64_t slot = index % slots;
+  t->h = index / slots;
+  if (packed) {
+    t->b = packed_entry(v, slot);
+    t->i = (slot - first_slot(v, t->b)) * MHA_QUERY_TILE;
+    t->rows = smaller(mha_query_count(v, t->b) - t->i, MHA_QUERY_TILE);
+  } else {
+    const int64_t tiles = slots / v->B;
+    t->b = slot / tiles;
+    t->i = slot % tiles * MHA_QUERY_TILE;
+    t->rows = smaller(v->Lq - t->i, MHA_QUERY_TILE);
+  }
+}
+
+/* ---- addresses ---- */
+
+int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i) {
+  const mha_visibility *v = &core->visibility;
+  return v->query_starts ? h * v->Lq + v->query_starts[b] + i : (b * v->H + h) * v->Lq + i;
+}
+
+/* Entry b begins at its own batch stride or, packed, at its first row. */
+static int64_t entry_offset(bool packed, int64_t b, int64_t start, int64_t batch_stride,
+                            int64_t row_stride) {
+  return packed ? start * row_stride : b * batch_stride;
+}
+
+/* Rows [i, i + n) of one head: [n][size]. */
+static mha_view head_rows(const mha_heads *heads, bool packed, int64_t b, int64_t start,
+                          int64_t head, int64_t i, int64_t n, int64_t size) {
+  const float *data = heads->data +
+                      entry_offset(packed, b, start, heads->batch_stride, heads->row_stride) +
+                      i * heads->row_stride + head * heads->head_stride;
+  return mha_view_rows(data, n, size, heads->row_stride);
+}
+
+static mha_view query_rows(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
+  const mha_visibility *v = &core->visibility;
+  return head_rows(&core->q, v->query_starts != NULL, b, mha_query_start(v, b), h, i, n, core->d);
+}
+
+static mha_view key_rows(const mha_core *core, int64_t b, int64_t h, mha_range keys) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t g = h / (v->H / core->G);
+  return head_rows(&core->k, v->key_starts != NULL, b, mha_key_start(v, b), g, keys.begin,
+                   keys.end - keys.begin, core->d);
+}
+
+static mha_view value_rows(const task *t, mha_range keys) {
+  const mha_visibility *v = &t->core->visibility;
+  return head_rows(&t->core->v, v->key_starts != NULL, t->b, mha_key_start(v, t->b), t->g,
+                   keys.begin, keys.end - keys.begin, t->core->dv);
+}
+
+static float *output_row(const task *t, int64_t r) {
+  return t->output + r * t->core->output_row_stride;
+}
+
+/* ---- scores ---- */
+
+mha_status mha_core_scores(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n,
+                           mha_range keys, float *scores, int64_t stride) {
+  const mha_view q = query_rows(core, b, h, i, n);
+  const mha_view k = key_rows(core, b, h, keys);
+  /* A scale of 0 must not reach the BLAS: 0·NaN is NaN. */
+  const bool zero = core->scale == 0.0f;
+  const mha_status status =
+      mha_blas_multiply(zero ? 1.0f : core->scale, q, mha_view_transposed(k), 0.0f, scores, stride);
+  for (int64_t r = 0; zero && r < n; r++)
+    mha_row_scale(scores + r * stride, keys.end - keys.begin, 0.0f);
+  return status;
+}
+
+/* Final scores of row r for the keys it may see within the tile `keys`; returns those keys. */
+static mha_range finish_scores(const task *t, int64_t r, mha_range keys, float *row) {
+  const mha_visibility *v = &t->core->visibility;
+  const mha_range mine = mha_range_intersect(mha_visible_keys(v, t->b, t->i + r), keys);
+  if (mha_range_is_empty(mine))
+    return mine;
+  float *scores = row + (mine.begin - keys.begin);
+  if (t->core->softcap > 0.0f)
+    mha_row_softcap(scores, mine.end - mine.begin, t->core->softcap);
+  mha_visibility_apply(v, t->b, t->h, t->i + r, mine, scores);
+  return mine;
+}
+
+/* ---- non-finite values ----
+ * A hidden key has weight 0, but the product P·V turns 0·NaN into NaN. If a row comes out
+ * non-finite although its scores were not, the task is done again: in each tile the non-finite rows
+ * of V are replaced by 0, the shapes staying the same and so every other bit, and rows that see one
+ * of them become NaN at the end. */
+
+/* What one row of V holds. */
+enum { VALUE_FINITE = 0, VALUE_INFINITE = 1, VALUE_NAN = 2 };
+
+static uint8_t value_kind(const float *row, int64_t n) {
+  if (mha_row_is_finite(row, n))
+    return VALUE_FINITE;
+  for (int64_t c = 0; c < n; c++)
+    if (isnan(row[c]))
+      return VALUE_NAN;
+  return VALUE_INFINITE;
+}
+
+/* V of one key tile with 0 in its non-finite rows; notes the kind of each. */
+static mha_view replace_values(const task *t, mha_range keys) {
+  const mha_view values = value_rows(t, keys);
+  for (int64_t j = 0; j < values.rows; j++) {
+    const float *from = values.data + j * values.row_stride;
+    float *to = t->scratch.values + j * values.columns;
+    t->scratch.kinds[j] = value_kind(from, values.columns);
+    if (t->scratch.kinds[j] == VALUE_FINITE)
+      memcpy(to, from, (size_t)values.columns * sizeof *to);
+    else
+      memset(to, 0, (size_t)values.columns * sizeof *to);
+  }
+  return mha_view_rows(t->scratch.values, values.rows, values.columns, values.columns);
+}
+
+/* poison[r] = the largest score that row r gives to an infinite value; +inf if it sees a NaN, which
+ * no weight can make harmless. */
+static void remember_poison(const task *t, int64_t r, const uint8_t *kinds, const float *scores,
+                            int64_t n) {
+  for (int64_t j = 0; j < n; j++) {
+    if (kinds[j] == VALUE_FINITE || scores[j] == -INFINITY)
+      continue;
+    const float score = kinds[j] == VALUE_NAN ? INFINITY : scores[j];
+    if (score > t->scratch.poison[r])
+      t->scratch.poison[r] = score;
+  }
+}
+
+/* ---- softmax ---- */
+
+/* Largest visible score. NaN if NaN is visible and nothing else is: such a row is not empty. */
+static float visible_max(const float *scores, int64_t n) {
+  const float max = mha_row_max(scores, n);
+  if (max == -INFINITY)
+    for (int64_t j = 0; j < n; j++)
+      if (isnan(scores[j]))
+        return NAN;
+  return max;
+}
+
+/* Replaces the visible scores of row r by exp(score - m) and brings m, l and the correction of what
+ * was accumulated before up to date. */
+static void advance_row(const task *t, int64_t r, float *scores, int64_t n) {
+  const float before = t->row_max[r];
+  const float tile_max = visible_max(scores, n);
+  const float now = tile_max > before || isnan(tile_max) ? tile_max : before;
+  t->scratch.correction[r] = 1.0f;
+  if (now == -INFINITY) { /* nothing visible so far: exp(-inf - -inf) would be NaN */
+    memset(scores, 0, (size_t)n * sizeof *scores);
+    return;
+  }
+  if (!(now == before))
+    t->scratch.correction[r] = before == -INFINITY ? 0.0f : mha_exp(before - now);
+  t->row_sum[r] = t->row_sum[r] * t->scratch.correction[r] + mha_row_exp(scores, n, now);
+  t->row_max[r] = now;
+}
+
+static void clear_hidden(float *row, mha_range keys, mha_range mine) {
+  if (mha_range_is_empty(mine)) {
+    memset(row, 0, (size_t)(keys.end - keys.begin) * sizeof *row);
+    return;
+  }
+  memset(row, 0, (size_t)(mine.begin - keys.begin) * sizeof *row);
+  memset(row + (mine.end - keys.begin), 0, (size_t)(keys.end - mine.end) * sizeof *row);
+}
+
+/* Steps 2 and 3 of the list above for one key tile. */
+static void softmax_tile(const task *t, mha_range keys) {
+  for (int64_t r = 0; r < t->live; r++) {
+    float *row = t->scratch.scores + r * t->score_stride;
+    const mha_range mine = finish_scores(t, r, keys, row);
+    clear_hidden(row, keys, mine);
+    t->scratch.correction[r] = 1.0f;
+    if (mha_range_is_empty(mine))
+      continue;
+    float *scores = row + (mine.begin - keys.begin);
+    if (t->replace)
+      remember_poison(t, r, t->scratch.kinds + (mine.begin - keys.begin), scores,
+                      mine.end - mine.begin);
+    advance_row(t, r, scores, mine.end - mine.begin);
+  }
+}
+
+float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum) {
+  const float sink = core->sinks ? core->sinks[h] : -INFINITY;
+  return sink == -INFINITY ? sum : sum + expf(sink - max);
+}
+
+/* O /= l. A sink far above the row's maximum makes l infinite and O 0, as it should. */
+static void normalise(const task *t) {
+  for (int64_t r = 0; r < t->rows; r++) {
+    float *row = output_row(t, r);
+    if (t->row_max[r] == -INFINITY) {
+      memset(row, 0, (size_t)t->core->dv * sizeof *row);
+      continue;
+    }
+    const float sum = mha_core_denominator(t->core, t->h, t->row_max[r], t->row_sum[r]);
+    mha_row_scale(row, t->core->dv, 1.0f / sum);
+  }
+}
+
+/* Rows whose weight for an infinite value does not round to 0 become NaN. */
+static void apply_poison(const task *t) {
+  for (int64_t r = 0; r < t->live; r++) {
+    const float poison = t->scratch.poison[r];
+    if (poison == -INFINITY)
+      continue;
+    const float sum = mha_core_denominator(t->core, t->h, t->row_max[r], t->row_sum[r]);
+    if (poison == INFINITY || mha_exp(poison - t->row_max[r]) / sum > 0.0f)
+      for (int64_t c = 0; c < t->core->dv; c++)
+        output_row(t, r)[c] = NAN;
+  }
+}
+
+static bool needs_replacement(const task *t) {
+  for (int64_t r = 0; r < t->live; r++)
+    if (isfinite(t->row_sum[r]) && isfinite(t->row_max[r]) &&
+        !mha_row_is_finite(output_row(t, r), t->core->dv))
+      return true;
+  return false;
+}
+
+/* ---- one task ---- */
+
+static void rescale_output(const task *t) {
+  for (int64_t r = 0; r < t->live; r++)
+    if (t->scratch.correction[r] != 1.0f)
+      mha_row_scale(output_row(t, r), t->core->dv, t->scratch.correction[r]);
+}
+
+static mha_status attend_key_tile(const task *t, mha_range keys, bool first) {
+  const mha_core *core = t->core;
+  mha_status status =
+      mha_core_scores(core, t->b, t->h, t->i, t->live, keys, t->scratch.scores, t->score_stride);
+  if (status)
+    return status;
+  const mha_view v = t->replace ? replace_values(t, keys) : value_rows(t, keys);
+  softmax_tile(t, keys);
+  if (!first)
+    rescale_output(t);
+  const mha_view p =
+      mha_view_rows(t->scratch.scores, t->live, keys.end - keys.begin, t->score_stride);
+  return mha_blas_multiply(1.0f, p, v, first ? 0.0f : 1.0f, t->output, core->output_row_stride);
+}
+
+static void start_rows(const task *t) {
+  for (int64_t r = 0; r < t->rows; r++) {
+    t->row_max[r] = -INFINITY;
+    t->row_sum[r] = 0.0f;
+    t->scratch.poison[r] = -INFINITY;
+  }
+}
+
+static mha_status attend_all_keys(const task *t) {
+  mha_status status = MHA_OK;
+  start_rows(t);
+  if (t->live > 0) {
+    const mha_range all = mha_visible_keys_of_rows(&t->core->visibility, t->b, t->i, t->live);
+    for (int64_t begin = all.begin; !status && begin < all.end; begin += MHA_KEY_TILE) {
+      const mha_range keys = {begin, smaller(begin + MHA_KEY_TILE, all.end)};
+      status = attend_key_tile(t, keys, begin == all.begin);
+    }
+  }
+  return status;
+}
+
+static mha_status attend_task(void *job, int64_t index, int32_t worker) {
+  const mha_core *core = job;
+  const mha_visibility *v = &core->visibility;
+  task t = {.core = core, .replace = false};
+  locate(&t, index);
+  if (t.rows <= 0)
+    return MHA_OK;
+  t.g = t.h / (v->H / core->G);
+  t.live = smaller(t.rows, mha_query_count(v, t.b) - t.i);
+  t.scratch = worker_scratch(core, worker);
+  t.score_stride = score_columns(v->Lk);
+  t.row_max = core->row_max + mha_core_row_index(core, t.b, t.h, t.i);
+  t.row_sum = core->row_sum + mha_core_row_index(core, t.b, t.h, t.i);
+  t.output = core->output +
+             entry_offset(v->query_starts != NULL, t.b, mha_query_start(v, t.b),
+                          core->output_batch_stride, core->output_row_stride) +
+             t.i * core->output_row_stride + t.h * core->output_head_stride;
+  mha_status status = attend_all_keys(&t);
+  if (!status && needs_replacement(&t)) {
+    t.replace = true;
+    status = attend_all_keys(&t);
+  }
+  normalise(&t);
+  if (t.replace)
+    apply_poison(&t);
+  return status;
+}
+
+/* Packed rows behind the last sequence belong to nobody: they see no key. */
+static void clear_unowned_rows(const mha_core *core) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t first = v->query_starts ? v->query_starts[v->B] : v->Lq;
+  for (int64_t i = first; i < v->Lq; i++)
+    for (int64_t h = 0; h < v->H; h++) {
+      memset(core->output + i * core->output_row_stride + h * core->output_head_stride, 0,
+             (size_t)core->dv * sizeof(float));
+      core->row_max[h * v->Lq + i] = -INFINITY;
+      core->row_sum[h * v->Lq + i] = 0.0f;
+    }
+}
+
+mha_status mha_core_run(const mha_core *core, const mha_threads *threads) {
+  const mha_visibility *v = &core->visibility;
+  int64_t tasks = 0;
+  if (!mha_core_task_count(v->B, v->H, v->Lq, v->query_starts != NULL, &tasks))
+    return MHA_ERROR_OVERFLOW;
+  clear_unowned_rows(core);
+  mha_core job = *core;
+  return mha_parallel_run(threads, tasks, attend_task, &job);
+}
+
+/* ---- rules ---- */
+
+static mha_status check_sinks(const float *sinks, int64_t H, mha_error *error) {
+  for (int64_t h = 0; sinks && h < H; h++)
+    if (isnan(sinks[h]) || sinks[h] == INFINITY)
+      return mha_fail(error, MHA_ERROR_VALUE,
+                      "sinks[%lld] is %g; rule: finite, or -inf for no sink", (long long)h,
+                      (double)sinks[h]);
+  return MHA_OK;
+}
+
+mha_status mha_core_rules(mha_core *core, const mha_attention *rules, float scale, float softcap,
+                          mha_error *error) {
+  core->scale = rules->flags & MHA_SCALE ? rules->scale : scale;
+  core->softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f ? rules->softcap : softcap;
+  core->sinks = rules->sinks;
+  mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
+                                        "attention.flags", error);
+  if (!status)
+    status = mha_require_finite(core->scale, "scale", error);
+  if (!status)
+    status = mha_require_finite(core->softcap, "softcap", error);
+  if (!status && core->softcap < 0.0f)
+    return mha_fail(error, MHA_ERROR_VALUE, "softcap is %g; rule: at least 0",
+                    (double)core->softcap);
+  return status ? status : check_sinks(core->sinks, core->visibility.H, error);
+}

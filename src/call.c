@@ -1,0 +1,45 @@
+/* Owns what every call with an attention step goes through, whoever made Q, K and V. */
+#include "call.h"
+
+#include "error.h"
+
+mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given, mha_error *error) {
+  if (given)
+    return mha_read_struct(rules, sizeof *rules, sizeof *rules, given, "attention", error);
+  MHA_INIT(rules);
+  return MHA_OK;
+}
+
+mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool key_is_query,
+                                float scale, float softcap, mha_error *error) {
+  mha_core *core = &call->core;
+  mha_status status = mha_visibility_init(&core->visibility, rules, key_is_query, error);
+  if (!status)
+    status = mha_core_rules(core, rules, scale, softcap, error);
+  if (!status)
+    status = mha_visibility_ranges(&core->visibility, rules, &call->ranges, error);
+  if (!status)
+    status = mha_ranges_add(&call->ranges, "sinks", core->sinks, core->visibility.H, sizeof(float),
+                            false, error);
+  if (!status)
+    status = mha_results_init(&call->results, rules, &core->visibility, &call->ranges, error);
+  return status ? status : mha_ranges_check(&call->ranges, error);
+}
+
+mha_call_size mha_call_size_of(const mha_call *call) {
+  const mha_visibility *v = &call->core.visibility;
+  const mha_call_size size = {v->B, v->H, v->Lq, v->Lk, call->core.dv, v->query_starts != NULL};
+  return size;
+}
+
+void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
+  call->core.row_max = workspace->row_max;
+  call->core.row_sum = workspace->row_sum;
+  call->core.scratch = workspace->workers;
+  call->core.scratch_bytes = workspace->worker_bytes;
+}
+
+mha_status mha_call_run(const mha_call *call, const mha_context *context) {
+  const mha_status status = mha_core_run(&call->core, &context->threads);
+  return status ? status : mha_observe(&call->core, &call->results, &context->threads);
+}

@@ -1,0 +1,33 @@
+/* What mha_forward and mha_attend share: reading the rules, running the core, giving results. */
+#ifndef MHA_SRC_CALL_H
+#define MHA_SRC_CALL_H
+
+#include "attention.h"
+#include "context.h"
+#include "observe.h"
+
+/* One call: step 3 with its rules, what is asked for besides, and all arrays by address. */
+typedef struct mha_call {
+  mha_core core;
+  mha_results results;
+  mha_address_ranges ranges;
+} mha_call;
+
+/* Copies the caller's rules; NULL = all zero. */
+mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given, mha_error *error);
+
+/* Checks the rules and takes them over into a call whose core has its sizes: B, H, Lq, Lk of
+ * core.visibility. scale and softcap are the layer's. */
+mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool key_is_query,
+                                float scale, float softcap, mha_error *error);
+
+/* Size of the call for the workspace. */
+mha_call_size mha_call_size_of(const mha_call *call);
+
+/* Points the core's statistics and scratch into the workspace. */
+void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace);
+
+/* Runs step 3 and fills in the results. */
+mha_status mha_call_run(const mha_call *call, const mha_context *context);
+
+#endif

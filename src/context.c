@@ -1,0 +1,245 @@
+/* Owns mha_context: who is inside, the scratch, the threads. */
+#include "context.h"
+
+#include "arguments.h"
+#include "blas.h"
+#include "error.h"
+
+/* More threads than this are taken for a mistake. */
+#define MAX_THREADS 1024
+
+/* ---- life ---- */
+
+/* As many threads as the BLAS would use; where it has one of its own, this process's CPUs. A BLAS
+ * that two threads must not enter gets one. */
+static int32_t default_threads(void) {
+  switch (mha_blas_threading_kind()) {
+  case MHA_BLAS_THREADS_LOCKED:
+    return 1;
+  case MHA_BLAS_THREADS_NONE:
+    return mha_parallel_cpu_count();
+  default:
+    return mha_blas_thread_count();
+  }
+}
+
+static mha_status read_options(mha_context *context, const mha_context_options *given,
+                               mha_error *error) {
+  mha_context_options options = {.struct_size = sizeof options};
+  mha_status status = MHA_OK;
+  if (given)
+    status = mha_read_struct(&options, sizeof options, sizeof options, given, "options", error);
+  if (!status)
+    status = mha_require_flags(options.flags, MHA_LEAVE_BLAS_ALONE, "options.flags", error);
+  if (status)
+    return status;
+  if (options.n_threads < 0 || options.n_threads > MAX_THREADS)
+    return mha_fail(error, MHA_ERROR_VALUE, "options.n_threads is %d; rule: between 0 and %d",
+                    (int)options.n_threads, MAX_THREADS);
+  context->allocator = mha_memory_allocator(options.allocator);
+  context->threads.hold_blas = !(options.flags & MHA_LEAVE_BLAS_ALONE);
+  context->threads.n = options.n_threads ? options.n_threads : default_threads();
+  if (!context->threads.hold_blas || mha_blas_threading_kind() == MHA_BLAS_THREADS_LOCKED)
+    context->threads.n = 1;
+  if (context->threads.n > MAX_THREADS)
+    context->threads.n = MAX_THREADS;
+  context->threads.parallel_for = options.parallel_for;
+  context->threads.user = options.parallel_user;
+  return MHA_OK;
+}
+
+mha_status mha_context_create(const mha_context_options *options, mha_context **context,
+                              mha_error *error) {
+  mha_context prepared = {.arena = NULL};
+  mha_status status = mha_require(context, "context", error);
+  if (status)
+    return status;
+  *context = NULL;
+  status = read_options(&prepared, options, error);
+  if (status)
+    return status;
+  mha_context *created = mha_memory_allocate(&prepared.allocator, sizeof *created);
+  if (!created)
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "the context needs %zu bytes; rule: they must be there", sizeof *created);
+  *created = prepared;
+  atomic_init(&created->busy, false);
+  *context = created;
+  return mha_succeed(error);
+}
+
+void mha_context_destroy(mha_context *context) {
+  if (!context)
+    return;
+  const mha_allocator allocator = context->allocator;
+  mha_memory_release(&allocator, context->arena, context->arena_bytes);
+  mha_memory_release(&allocator, context, sizeof *context);
+}
+
+/* ---- one caller at a time ---- */
+
+static mha_status claim(mha_context *context, mha_error *error) {
+  const mha_status status = mha_require(context, "context", error);
+  if (status)
+    return status;
+  if (atomic_exchange(&context->busy, true))
+    return mha_fail(error, MHA_ERROR_BUSY,
+                    "context is inside another call; rule: one caller at a time, and none from a "
+                    "callback");
+  return MHA_OK;
+}
+
+static void unclaim(mha_context *context) {
+  atomic_store(&context->busy, false);
+}
+
+mha_status mha_context_enter(mha_context *context, mha_error *error) {
+  const mha_status status = claim(context, error);
+  if (!status && context->threads.hold_blas)
+    mha_blas_guard_enter();
+  return status;
+}
+
+void mha_context_leave(mha_context *context) {
+  if (context->threads.hold_blas)
+    mha_blas_guard_leave();
+  unclaim(context);
+}
+
+mha_status mha_context_trace(mha_context *context, mha_trace_function *function, void *user,
+                             mha_error *error) {
+  const mha_status status = claim(context, error);
+  if (status)
+    return status;
+  context->trace = function;
+  context->trace_user = user;
+  unclaim(context);
+  return mha_succeed(error);
+}
+
+/* ---- scratch ---- */
+
+/* Offsets of the workspace's arrays; the order is that of the struct. */
+typedef struct plan {
+  mha_layout layout;
+  size_t q, k, v, concat, row_max, row_sum, workers, worker_bytes;
+} plan;
+
+static size_t add_rows(mha_layout *layout, const mha_projection *projection, int64_t B, int64_t L) {
+  return mha_layout_add(layout, sizeof(float), B, L, projection->out);
+}
+
+static plan make_plan(const mha_weights *weights, const mha_call_size *s, int32_t n_threads) {
+  plan p = {{0}, 0, 0, 0, 0, 0, 0, 0, 0};
+  const int64_t entries = s->packed ? 1 : s->B;
+  int64_t tasks = 0;
+  if (weights) {
+    p.q = add_rows(&p.layout, &weights->query, entries, s->Lq);
+    p.k = add_rows(&p.layout, &weights->key, entries, s->Lk);
+    p.v = add_rows(&p.layout, &weights->value, entries, s->Lk);
+    /* the concatenation is as wide as the output projection's input */
+    p.concat = mha_layout_add(&p.layout, sizeof(float), entries, s->Lq, weights->output.in);
+  }
+  p.row_max = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
+  p.row_sum = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
+  mha_layout worker = {0};
+  p.worker_bytes = mha_core_scratch_bytes(s->Lq, s->Lk, s->dv, &worker);
+  p.layout.overflow |=
+      worker.overflow || !mha_core_task_count(s->B, s->H, s->Lq, s->packed, &tasks);
+  p.workers = mha_layout_add(&p.layout, 1, tasks < n_threads ? tasks : n_threads,
+                             (int64_t)p.worker_bytes, 1);
+  return p;
+}
+
+static mha_status overflow(const mha_call_size *s, mha_error *error) {
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "batch is %lld, query_length %lld, key_length %lld; rule: their products with "
+                  "the layer's widths must not overflow",
+                  (long long)s->B, (long long)s->Lq, (long long)s->Lk);
+}
+
+mha_status mha_context_workspace(mha_context *context, const mha_weights *weights,
+                                 const mha_call_size *size, mha_workspace *w, mha_error *error) {
+  const plan p = make_plan(weights, size, context->threads.n);
+  if (p.layout.overflow)
+    return overflow(size, error);
+  if (p.layout.bytes > context->arena_bytes) {
+    char *larger = mha_memory_allocate(&context->allocator, p.layout.bytes);
+    if (!larger)
+      return mha_fail(error, MHA_ERROR_MEMORY,
+                      "the scratch needs %zu bytes; rule: they must be there", p.layout.bytes);
+    mha_memory_release(&context->allocator, context->arena, context->arena_bytes);
+    context->arena = larger;
+    context->arena_bytes = p.layout.bytes;
+  }
+  w->q = w->k = w->v = w->concat = NULL;
+  if (weights) {
+    w->q = (float *)(void *)(context->arena + p.q);
+    w->k = (float *)(void *)(context->arena + p.k);
+    w->v = (float *)(void *)(context->arena + p.v);
+    w->concat = (float *)(void *)(context->arena + p.concat);
+  }
+  w->row_max = (float *)(void *)(context->arena + p.row_max);
+  w->row_sum = (float *)(void *)(context->arena + p.row_sum);
+  w->workers = context->arena + p.workers;
+  w->worker_bytes = p.worker_bytes;
+  return MHA_OK;
+}
+
+/* ---- asking for scratch ahead of a call ---- */
+
+static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
+                             mha_call_size *size, mha_error *error) {
+  mha_shape shape;
+  mha_status status = mha_read_struct(&shape, sizeof shape, sizeof shape, given, "shape", error);
+  if (!status)
+    status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
+  if (!status)
+    status = mha_require_at_least(shape.query_length, 0, "shape.query_length", error);
+  if (!status)
+    status = mha_require_at_least(shape.key_length, 0, "shape.key_length", error);
+  if (!status && !weights)
+    status = mha_require_at_least(shape.n_heads, 1, "shape.n_heads", error);
+  if (!status && !weights)
+    status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
+  if (status)
+    return status;
+  size->B = shape.batch;
+  size->Lq = shape.query_length;
+  size->Lk = shape.key_length ? shape.key_length : shape.query_length;
+  size->H = weights ? weights->config.n_heads : shape.n_heads;
+  size->dv = weights ? weights->config.value_head_size : shape.value_head_size;
+  size->packed = shape.packed != 0;
+  return MHA_OK;
+}
+
+mha_status mha_workspace_bytes(const mha_context *context, const mha_weights *weights,
+                               const mha_shape *shape, size_t *bytes, mha_error *error) {
+  mha_call_size size;
+  mha_status status = mha_require(context, "context", error);
+  if (!status)
+    status = mha_require(bytes, "bytes", error);
+  if (!status)
+    status = read_shape(weights, shape, &size, error);
+  if (status)
+    return status;
+  const plan p = make_plan(weights, &size, context->threads.n);
+  if (p.layout.overflow)
+    return overflow(&size, error);
+  *bytes = p.layout.bytes;
+  return mha_succeed(error);
+}
+
+mha_status mha_context_reserve(mha_context *context, const mha_weights *weights,
+                               const mha_shape *shape, mha_error *error) {
+  mha_call_size size;
+  mha_workspace unused;
+  mha_status status = claim(context, error);
+  if (status)
+    return status;
+  status = read_shape(weights, shape, &size, error);
+  if (!status)
+    status = mha_context_workspace(context, weights, &size, &unused, error);
+  unclaim(context);
+  return status ? status : mha_succeed(error);
+}

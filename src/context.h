@@ -1,0 +1,51 @@
+/* Scratch memory and threads of one caller at a time. */
+#ifndef MHA_SRC_CONTEXT_H
+#define MHA_SRC_CONTEXT_H
+
+#include "attention.h"
+#include "memory.h"
+#include "parallel.h"
+#include "weights.h"
+
+#include <stdatomic.h>
+
+struct mha_context {
+  atomic_bool busy;
+  mha_allocator allocator;
+  mha_threads threads;
+  char *arena;
+  size_t arena_bytes;
+  mha_trace_function *trace;
+  void *trace_user;
+};
+
+/* Sizes of a call, as far as scratch depends on them. */
+typedef struct mha_call_size {
+  int64_t B, H, Lq, Lk, dv;
+  bool packed;
+} mha_call_size;
+
+/* Where the scratch of a call lies in the arena. Without weights the four buffers of the layer are
+ * NULL. */
+typedef struct mha_workspace {
+  float *q;       /* [B·Lq][H·d] */
+  float *k;       /* [B·Lk][G·d] */
+  float *v;       /* [B·Lk][G·dv] */
+  float *concat;  /* [B·Lq][H·dv] */
+  float *row_max; /* [B][H][Lq] */
+  float *row_sum; /* [B][H][Lq] */
+  char *workers;  /* worker_bytes for each thread */
+  size_t worker_bytes;
+} mha_workspace;
+
+/* Enters a context: MHA_ERROR_BUSY if somebody is inside, otherwise the BLAS is held and the caller
+ * must leave. */
+mha_status mha_context_enter(mha_context *context, mha_error *error);
+void mha_context_leave(mha_context *context);
+
+/* Makes sure that the arena holds a call of this size and lays it out. Between enter and leave. */
+mha_status mha_context_workspace(mha_context *context, const mha_weights *weights,
+                                 const mha_call_size *size, mha_workspace *workspace,
+                                 mha_error *error);
+
+#endif

@@ -1,0 +1,62 @@
+/* Owns statuses and messages. */
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+const char *mha_status_name(mha_status status) {
+  switch (status) {
+  case MHA_OK:
+    return "MHA_OK";
+  case MHA_ERROR_NULL:
+    return "MHA_ERROR_NULL";
+  case MHA_ERROR_STRUCT_SIZE:
+    return "MHA_ERROR_STRUCT_SIZE";
+  case MHA_ERROR_SIZE:
+    return "MHA_ERROR_SIZE";
+  case MHA_ERROR_HEADS:
+    return "MHA_ERROR_HEADS";
+  case MHA_ERROR_STRIDE:
+    return "MHA_ERROR_STRIDE";
+  case MHA_ERROR_OVERFLOW:
+    return "MHA_ERROR_OVERFLOW";
+  case MHA_ERROR_VALUE:
+    return "MHA_ERROR_VALUE";
+  case MHA_ERROR_LENGTH:
+    return "MHA_ERROR_LENGTH";
+  case MHA_ERROR_WEIGHTS:
+    return "MHA_ERROR_WEIGHTS";
+  case MHA_ERROR_OVERLAP:
+    return "MHA_ERROR_OVERLAP";
+  case MHA_ERROR_BUSY:
+    return "MHA_ERROR_BUSY";
+  case MHA_ERROR_MEMORY:
+    return "MHA_ERROR_MEMORY";
+  case MHA_ERROR_UNSUPPORTED:
+    return "MHA_ERROR_UNSUPPORTED";
+  case MHA_ERROR_IO:
+    return "MHA_ERROR_IO";
+  case MHA_ERROR_FORMAT:
+    return "MHA_ERROR_FORMAT";
+  }
+  return "unknown status";
+}
+
+mha_status mha_fail(mha_error *error, mha_status status, const char *format, ...) {
+  if (error) {
+    va_list arguments;
+    va_start(arguments, format);
+    error->status = status;
+    (void)vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+  }
+  return status;
+}
+
+mha_status mha_succeed(mha_error *error) {
+  if (error) {
+    error->status = MHA_OK;
+    error->message[0] = '\0';
+  }
+  return MHA_OK;
+}

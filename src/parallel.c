@@ -1,0 +1,108 @@
+/* Owns threads: the only file with OpenMP. Which tasks there are is decided by shape alone,
+ * elsewhere; here only who runs them, so that results do not depend on the number of threads. */
+#include "parallel.h"
+
+#include "blas.h"
+
+#include <fenv.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef struct task_queue {
+  mha_work *work;
+  void *job;
+  int64_t n_tasks;
+  atomic_llong next;  /* the first task that nobody took */
+  atomic_int failure; /* of the first task to fail, or MHA_OK */
+  fenv_t environment; /* the caller's: rounding mode, flush to zero */
+} task_queue;
+
+/* libgomp's pool does not survive fork() and hangs when used again: a child computes alone. */
+static atomic_bool forked;
+static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
+
+static void after_fork_in_child(void) {
+  atomic_store(&forked, true);
+}
+
+static void install_fork_handler(void) {
+  (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+static void take_tasks(task_queue *queue, int32_t worker) {
+  for (;;) {
+    const int64_t index = atomic_fetch_add(&queue->next, 1);
+    if (index >= queue->n_tasks)
+      return;
+    const mha_status status = queue->work(queue->job, index, worker);
+    int none = MHA_OK;
+    if (status != MHA_OK)
+      (void)atomic_compare_exchange_strong(&queue->failure, &none, (int)status);
+  }
+}
+
+/* A BLAS that follows OpenMP would start a team of its own in a thread that is in no team. */
+static int hold_openmp_blas(void) {
+  const int before = omp_get_max_threads();
+  if (mha_blas_threading_kind() == MHA_BLAS_THREADS_OPENMP && before != 1)
+    omp_set_num_threads(1);
+  return before;
+}
+
+static void release_openmp_blas(int before) {
+  if (omp_get_max_threads() != before)
+    omp_set_num_threads(before);
+}
+
+/* mha_task for the caller's pool, and the body of our own team. */
+static void run_worker(void *argument, int64_t worker) {
+  task_queue *const queue = argument;
+  fenv_t own;
+  (void)fegetenv(&own);
+  (void)fesetenv(&queue->environment);
+  const int before = hold_openmp_blas();
+  take_tasks(queue, (int32_t)worker);
+  release_openmp_blas(before);
+  (void)fesetenv(&own);
+}
+
+static void run_team(task_queue *queue, int32_t n) {
+#pragma omp parallel num_threads(n)
+  run_worker(queue, omp_get_thread_num());
+}
+
+/* In a caller's own parallel region, or after fork(), the calling thread works alone. */
+static int32_t usable_threads(const mha_threads *threads, int64_t n_tasks) {
+  const bool own_team = threads->parallel_for == NULL;
+  if (own_team && (omp_in_parallel() || atomic_load(&forked)))
+    return 1;
+  return n_tasks < threads->n ? (int32_t)n_tasks : threads->n;
+}
+
+mha_status mha_parallel_run(const mha_threads *threads, int64_t n_tasks, mha_work *work,
+                            void *job) {
+  if (n_tasks <= 0)
+    return MHA_OK;
+  (void)pthread_once(&fork_handler, install_fork_handler);
+  task_queue queue = {.work = work, .job = job, .n_tasks = n_tasks};
+  atomic_init(&queue.next, 0);
+  atomic_init(&queue.failure, MHA_OK);
+  const int32_t n = usable_threads(threads, n_tasks);
+  if (!threads->hold_blas) {
+    take_tasks(&queue, 0);
+  } else {
+    (void)fegetenv(&queue.environment);
+    if (n == 1)
+      run_worker(&queue, 0);
+    else if (threads->parallel_for)
+      threads->parallel_for(threads->user, n, run_worker, &queue);
+    else
+      run_team(&queue, n);
+  }
+  return (mha_status)atomic_load(&queue.failure);
+}
+
+int32_t mha_parallel_cpu_count(void) {
+  return omp_get_num_procs();
+}

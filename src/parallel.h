@@ -1,0 +1,28 @@
+/* Runs a list of independent tasks on the context's threads. */
+#ifndef MHA_SRC_PARALLEL_H
+#define MHA_SRC_PARALLEL_H
+
+#include "mha.h"
+
+#include <stdbool.h>
+
+typedef struct mha_threads {
+  int32_t n;                      /* at most this many run at once, the caller among them */
+  bool hold_blas;                 /* false: the BLAS's threads are left alone, n is 1 */
+  mha_parallel_for *parallel_for; /* the caller's pool; NULL = OpenMP */
+  void *user;
+} mha_threads;
+
+/* One task of a job. worker, in [0, threads.n), is nobody else's while the task runs: it picks the
+ * scratch. Returns MHA_OK or what went wrong. */
+typedef mha_status mha_work(void *job, int64_t index, int32_t worker);
+
+/* Calls work(job, i, worker) for every i in [0, n_tasks), each exactly once, in any order, and
+ * returns when all are done: MHA_OK, or the first failure. Every worker computes in
+ * the caller's floating-point environment. */
+mha_status mha_parallel_run(const mha_threads *threads, int64_t n_tasks, mha_work *work, void *job);
+
+/* CPUs this process may use; at least 1. */
+int32_t mha_parallel_cpu_count(void);
+
+#endif

@@ -1,0 +1,180 @@
+/* Owns the projections. The rows of a call are cut into panels, one product each, so that all
+ * threads have work; where the rows of all entries are evenly spaced they count as one long run,
+ * since few large products are faster than many small ones. */
+#include "project.h"
+
+#include "blas.h"
+
+#include <string.h>
+
+/* Narrower panels cost the product more than the threads gain. */
+#define PANEL_ROWS    256
+#define PANEL_COLUMNS 512
+
+#define MAX_PROJECTIONS 3
+
+/* How one projection is cut: `runs` runs of at most run_rows rows. */
+typedef struct cut {
+  const mha_projecting *p;
+  bool merged; /* all entries are one run */
+  int64_t runs, run_rows;
+  int64_t row_panels, column_panels; /* per run */
+  int64_t first_task;
+} cut;
+
+typedef struct project_job {
+  cut cuts[MAX_PROJECTIONS];
+  int n;
+} project_job;
+
+static int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+static bool is_evenly_spaced(const mha_rows_shape *shape) {
+  return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
+}
+
+static cut make_cut(const mha_projecting *p) {
+  cut c = {.p = p};
+  c.merged = !p->counts && is_evenly_spaced(&p->x_shape) && is_evenly_spaced(&p->y_shape);
+  c.runs = c.merged ? 1 : p->x_shape.batch;
+  c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
+  c.row_panels = divide_up(c.run_rows, PANEL_ROWS);
+  c.column_panels = divide_up(p->projection->out, PANEL_COLUMNS);
+  return c;
+}
+
+static int64_t task_count(const cut *c) {
+  return c->runs * c->row_panels * c->column_panels;
+}
+
+/* ---- one panel ---- */
+
+/* Rows [row, row + rows) of a run, columns [column, column + columns). */
+typedef struct panel {
+  const mha_projecting *p;
+  const float *x;
+  float *y;
+  int64_t rows, column, columns;
+} panel;
+
+static void add_bias(const panel *q) {
+  const float *bias = q->p->projection->bias;
+  for (int64_t r = 0; bias && r < q->rows; r++) {
+    float *y = q->y + r * q->p->y_shape.row_stride;
+    for (int64_t c = 0; c < q->columns; c++)
+      y[c] += bias[q->column + c];
+  }
+}
+
+static void set_bias(const panel *q) {
+  const float *bias = q->p->projection->bias;
+  for (int64_t r = 0; r < q->rows; r++) {
+    float *y = q->y + r * q->p->y_shape.row_stride;
+    if (bias)
+      memcpy(y, bias + q->column, (size_t)q->columns * sizeof *y);
+    else
+      memset(y, 0, (size_t)q->columns * sizeof *y);
+  }
+}
+
+/* y = b or y += b: what the product is added to. */
+static void start_from_bias(const panel *q) {
+  if (q->p->accumulate)
+    add_bias(q);
+  else
+    set_bias(q);
+}
+
+static void add_identity(const panel *q) {
+  for (int64_t r = 0; r < q->rows; r++) {
+    const float *x = q->x + r * q->p->x_shape.row_stride + q->column;
+    float *y = q->y + r * q->p->y_shape.row_stride;
+    for (int64_t c = 0; c < q->columns; c++)
+      y[c] += x[c];
+  }
+}
+
+static mha_status add_product(const panel *q, bool onto_nothing) {
+  const mha_projection *w = q->p->projection;
+  const mha_view x = mha_view_rows(q->x, q->rows, w->in, q->p->x_shape.row_stride);
+  const mha_view matrix = {w->matrix, w->in, w->out, w->in_stride, w->out_stride};
+  return mha_blas_multiply(1.0f, x, mha_view_columns(matrix, q->column, q->columns),
+                           onto_nothing ? 0.0f : 1.0f, q->y, q->p->y_shape.row_stride);
+}
+
+static mha_status project_panel(const panel *q) {
+  const mha_projection *w = q->p->projection;
+  const bool onto_nothing = !w->bias && !q->p->accumulate && w->matrix;
+  if (!onto_nothing)
+    start_from_bias(q);
+  if (w->matrix)
+    return add_product(q, onto_nothing);
+  add_identity(q);
+  return MHA_OK;
+}
+
+/* ---- the list of panels ---- */
+
+static const cut *find_cut(const project_job *job, int64_t index) {
+  int k = job->n - 1;
+  while (job->cuts[k].first_task > index)
+    k--;
+  return &job->cuts[k];
+}
+
+/* Rows of the run that are computed. */
+static int64_t live_rows(const cut *c, int64_t run) {
+  if (c->merged)
+    return c->p->x_shape.batch == 1 ? c->p->limit : c->run_rows;
+  return c->p->counts ? c->p->counts[run] : c->run_rows;
+}
+
+static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, int64_t column) {
+  const mha_projecting *p = c->p;
+  const int64_t left = p->projection->out - column;
+  const panel q = {
+      .p = p,
+      .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
+      .y = p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride + column,
+      .rows = rows,
+      .column = column,
+      .columns = left < PANEL_COLUMNS ? left : PANEL_COLUMNS,
+  };
+  return q;
+}
+
+static mha_status project_task(void *argument, int64_t index, int32_t worker) {
+  (void)worker;
+  const project_job *job = argument;
+  const cut *c = find_cut(job, index);
+  const int64_t local = index - c->first_task;
+  const int64_t column = local % c->column_panels * PANEL_COLUMNS;
+  const int64_t row = local / c->column_panels % c->row_panels * PANEL_ROWS;
+  const int64_t run = local / c->column_panels / c->row_panels;
+  const int64_t end = row + PANEL_ROWS < c->run_rows ? row + PANEL_ROWS : c->run_rows;
+  const int64_t live = live_rows(c, run);
+  const int64_t live_end = live < row ? row : live < end ? live : end;
+  mha_status status = MHA_OK;
+  if (live_end > row) {
+    const panel q = make_panel(c, run, row, live_end - row, column);
+    status = project_panel(&q);
+  }
+  if (c->p->fill && end > live_end) {
+    const panel rest = make_panel(c, run, live_end, end - live_end, column);
+    start_from_bias(&rest);
+  }
+  return status;
+}
+
+mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n) {
+  project_job job = {.n = n};
+  int64_t tasks = 0;
+  for (int k = 0; k < n; k++) {
+    job.cuts[k] = make_cut(&projections[k]);
+    job.cuts[k].first_task = tasks;
+    tasks += task_count(&job.cuts[k]);
+  }
+  return mha_parallel_run(threads, tasks, project_task, &job);
+}

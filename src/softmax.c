@@ -1,0 +1,137 @@
+/* Owns the row kernels: maximum, exp and sum, softcap, bias, masks. Plain C loops that compilers
+ * vectorise; where the toolchain can, each exists once per x86-64 level and the loader picks. */
+#include "softmax.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
+    !defined(MHA_BASELINE)
+#define MHA_HAS_CLONES 1
+#define MHA_CLONES     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define MHA_HAS_CLONES 0
+#define MHA_CLONES
+#endif
+
+/* ---- exp ----
+ * For x <= 0: exp(x) = 2^k · exp(r) with k = round(x / ln 2) and r = x - k·ln 2, |r| <= ln 2 / 2.
+ * ln 2 is split in two so that k·LN2_HIGH is exact. exp(r) = 1 + r + r²·q(r) with q of degree 4,
+ * fitted for the smallest relative error of the whole on that interval: 3.1e-9, below 2^-28. */
+#define LOG2_E   1.44269504088896341f
+#define LN2_HIGH 0.693359375f
+#define LN2_LOW  (-2.12194440e-4f)
+/* 1.5·2^23: adding it leaves round(x) in the low bits of the float's pattern. */
+#define ROUNDER 12582912.0f
+/* ln(FLT_MIN): below it exp is subnormal. */
+#define EXP_LOWEST (-87.33654f)
+
+static inline float exponential(float x) {
+  const float shifted = x * LOG2_E + ROUNDER;
+  const float k = shifted - ROUNDER;
+  const float r = (x - k * LN2_HIGH) - k * LN2_LOW;
+  float q = 1.3814539e-3f;
+  q = q * r + 8.368745e-3f;
+  q = q * r + 4.166839e-2f;
+  q = q * r + 1.6666521e-1f;
+  q = q * r + 4.9999994e-1f;
+  const float p = q * (r * r) + r + 1.0f;
+  uint32_t bits = 0;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + UINT32_C(0x3f800000); /* 2^k: the low bits of `shifted` hold k */
+  float power = 0.0f;
+  memcpy(&power, &bits, sizeof power);
+  return x < EXP_LOWEST ? 0.0f : p * power;
+}
+
+float mha_exp(float x) {
+  return exponential(x);
+}
+
+MHA_CLONES float mha_row_max(const float *row, int64_t n) {
+  float lanes[MHA_LANES];
+  for (int k = 0; k < MHA_LANES; k++)
+    lanes[k] = -INFINITY;
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++)
+      lanes[k] = row[j + k] > lanes[k] ? row[j + k] : lanes[k];
+  float max = -INFINITY;
+  for (; j < n; j++)
+    max = row[j] > max ? row[j] : max;
+  for (int k = 0; k < MHA_LANES; k++)
+    max = lanes[k] > max ? lanes[k] : max;
+  return max;
+}
+
+MHA_CLONES float mha_row_exp(float *row, int64_t n, float max) {
+  float lanes[MHA_LANES] = {0};
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      const float e = exponential(row[j + k] - max);
+      row[j + k] = e;
+      lanes[k] += e;
+    }
+  float sum = 0.0f;
+  for (; j < n; j++) {
+    row[j] = exponential(row[j] - max);
+    sum += row[j];
+  }
+  for (int half = MHA_LANES / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; k++)
+      lanes[k] += lanes[k + half];
+  return sum + lanes[0];
+}
+
+MHA_CLONES void mha_row_scale(float *row, int64_t n, float factor) {
+  for (int64_t j = 0; j < n; j++)
+    row[j] *= factor;
+}
+
+void mha_row_softcap(float *row, int64_t n, float cap) {
+  for (int64_t j = 0; j < n; j++)
+    row[j] = cap * tanhf(row[j] / cap);
+}
+
+MHA_CLONES void mha_row_add_bias(float *row, const float *bias, int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    row[j] = bias[j] == -INFINITY ? -INFINITY : row[j] + bias[j];
+}
+
+MHA_CLONES void mha_row_add_alibi(float *row, int64_t n, float slope, int64_t first) {
+  /* Distances are exact in float up to 2^24; beyond, their rounding is that of the product. */
+  const float start = (float)first;
+  for (int64_t j = 0; j < n; j++)
+    row[j] -= slope * fabsf(start + (float)j);
+}
+
+MHA_CLONES void mha_row_hide(float *row, const uint8_t *attend, int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    row[j] = attend[j] ? row[j] : -INFINITY;
+}
+
+MHA_CLONES bool mha_row_is_finite(const float *row, int64_t n) {
+  /* x - x is 0 for finite x and NaN otherwise, and NaN survives every further sum. */
+  float lanes[MHA_LANES] = {0};
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++)
+      lanes[k] += row[j + k] - row[j + k];
+  float sum = 0.0f;
+  for (; j < n; j++)
+    sum += row[j] - row[j];
+  for (int k = 0; k < MHA_LANES; k++)
+    sum += lanes[k];
+  return sum == 0.0f;
+}
+
+const char *mha_row_instruction_set(void) {
+#if MHA_HAS_CLONES
+  if (__builtin_cpu_supports("x86-64-v4"))
+    return "x86-64-v4";
+  if (__builtin_cpu_supports("x86-64-v3"))
+    return "x86-64-v3";
+#endif
+  return "baseline";
+}

@@ -1,0 +1,293 @@
+/* Owns the one predicate that says who may attend to whom. Lengths, causal and window are a range
+ * of keys per query; what a range cannot say (mask, bias) is applied to rows of scores. */
+#include "visibility.h"
+
+#include "error.h"
+#include "memory.h"
+#include "softmax.h"
+
+#include <math.h>
+
+/* Offsets and windows are clamped to this, far beyond any length, so that sums cannot overflow. */
+#define FAR_AWAY (INT64_C(1) << 60)
+
+static int64_t clamp(int64_t x) {
+  return x > FAR_AWAY ? FAR_AWAY : x < -FAR_AWAY ? -FAR_AWAY : x;
+}
+
+/* ---- checking ---- */
+
+static mha_status check_lengths(const int64_t *lengths, int64_t n, int64_t highest,
+                                const char *name, mha_error *error) {
+  for (int64_t b = 0; lengths && b < n; b++)
+    if (lengths[b] < 0 || lengths[b] > highest)
+      return mha_fail(error, MHA_ERROR_LENGTH, "%s[%lld] is %lld; rule: between 0 and %lld", name,
+                      (long long)b, (long long)lengths[b], (long long)highest);
+  return MHA_OK;
+}
+
+static mha_status check_starts(const int64_t *starts, int64_t n, int64_t rows, const char *name,
+                               mha_error *error) {
+  if (!starts)
+    return mha_fail(error, MHA_ERROR_NULL,
+                    "%s is NULL; rule: packed input gives offsets for queries and keys", name);
+  if (starts[0] != 0)
+    return mha_fail(error, MHA_ERROR_LENGTH, "%s[0] is %lld; rule: offsets start at 0", name,
+                    (long long)starts[0]);
+  for (int64_t b = 1; b <= n; b++)
+    if (starts[b] < starts[b - 1])
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%s[%lld] is %lld after %lld; rule: offsets do not decrease", name,
+                      (long long)b, (long long)starts[b], (long long)starts[b - 1]);
+  if (starts[n] > rows)
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "%s ends at %lld; rule: within the %lld rows that are given", name,
+                    (long long)starts[n], (long long)rows);
+  return MHA_OK;
+}
+
+static mha_status refuse_with_packed(const mha_attention *rules, mha_error *error) {
+  const struct {
+    const void *pointer;
+    const char *name;
+  } excluded[] = {{rules->query_lengths, "query_lengths"},
+                  {rules->key_lengths, "key_lengths"},
+                  {rules->attend.data, "attend"},
+                  {rules->bias.data, "bias"},
+                  {rules->weights, "weights"},
+                  {rules->average, "average"}};
+  for (size_t k = 0; k < sizeof excluded / sizeof *excluded; k++)
+    if (excluded[k].pointer)
+      return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                      "%s is given together with query_starts; rule: not with packed input",
+                      excluded[k].name);
+  return MHA_OK;
+}
+
+static mha_status init_packed(mha_visibility *v, const mha_attention *rules, bool key_is_query,
+                              mha_error *error) {
+  v->query_starts = rules->query_starts;
+  v->key_starts = rules->key_starts;
+  if (!v->key_starts && key_is_query)
+    v->key_starts = v->query_starts;
+  mha_status status = refuse_with_packed(rules, error);
+  if (!status)
+    status = check_starts(v->query_starts, v->B, v->Lq, "query_starts", error);
+  if (!status)
+    status = check_starts(v->key_starts, v->B, v->Lk, "key_starts", error);
+  return status;
+}
+
+static mha_status check_extent(int64_t given, int64_t full, const char *array, const char *member,
+                               mha_error *error) {
+  if (given == full || given == 1)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_SIZE, "%s.%s is %lld; rule: 1 or %lld", array, member,
+                  (long long)given, (long long)full);
+}
+
+/* The common shape of mha_mask and mha_bias. */
+typedef struct extents {
+  int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
+} extents;
+
+/* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
+static mha_status resolve_broadcast(const mha_visibility *v, extents e, const char *name,
+                                    mha_broadcast *out, mha_error *error) {
+  mha_status status = check_extent(e.batch, v->B, name, "batch", error);
+  if (!status)
+    status = check_extent(e.heads, v->H, name, "heads", error);
+  if (!status)
+    status = check_extent(e.rows, v->Lq, name, "rows", error);
+  if (status)
+    return status;
+  if (e.columns != v->Lk)
+    return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
+                    (long long)e.columns, (long long)v->Lk);
+  if (e.row_stride < 0 || e.head_stride < 0 || e.batch_stride < 0)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",
+                    name, (long long)e.batch_stride, (long long)e.head_stride,
+                    (long long)e.row_stride);
+  const int64_t row = e.row_stride ? e.row_stride : e.columns;
+  int64_t head = e.head_stride;
+  int64_t batch = e.batch_stride;
+  if ((head == 0 && !mha_multiply(e.rows, row, &head)) ||
+      (batch == 0 && !mha_multiply(e.heads, head, &batch)))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld heads of %lld rows of %lld; rule: the product must not overflow",
+                    name, (long long)e.heads, (long long)e.rows, (long long)row);
+  out->row_stride = e.rows > 1 ? row : 0;
+  out->head_stride = e.heads > 1 ? head : 0;
+  out->batch_stride = e.batch > 1 ? batch : 0;
+  return MHA_OK;
+}
+
+static mha_status init_arrays(mha_visibility *v, const mha_attention *rules, mha_error *error) {
+  const mha_mask *m = &rules->attend;
+  const mha_bias *a = &rules->bias;
+  const extents mask = {m->batch,        m->heads,       m->rows,      m->columns,
+                        m->batch_stride, m->head_stride, m->row_stride};
+  const extents bias = {a->batch,        a->heads,       a->rows,      a->columns,
+                        a->batch_stride, a->head_stride, a->row_stride};
+  v->attend = m->data;
+  v->bias = a->data;
+  mha_status status = MHA_OK;
+  if (v->attend)
+    status = resolve_broadcast(v, mask, "attend", &v->attend_strides, error);
+  if (!status && v->bias)
+    status = resolve_broadcast(v, bias, "bias", &v->bias_strides, error);
+  v->alibi_slopes = rules->alibi_slopes;
+  for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
+    status = mha_require_finite(v->alibi_slopes[h], "alibi_slopes", error);
+  return status;
+}
+
+static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, mha_error *error) {
+  if (rules->alignment < MHA_ALIGN_TOP_LEFT || rules->alignment > MHA_ALIGN_OFFSET)
+    return mha_fail(error, MHA_ERROR_VALUE, "alignment is %d; rule: a value of mha_alignment",
+                    (int)rules->alignment);
+  v->causal = rules->causal != 0;
+  v->alignment = rules->alignment;
+  v->offset = rules->offset;
+  v->offsets = rules->offsets;
+  v->left = v->right = -1;
+  if (rules->flags & MHA_WINDOW) {
+    if (rules->window_left < -1 || rules->window_right < -1)
+      return mha_fail(error, MHA_ERROR_VALUE,
+                      "window_left and window_right are %lld and %lld; rule: at least -1",
+                      (long long)rules->window_left, (long long)rules->window_right);
+    v->left = clamp(rules->window_left);
+    v->right = clamp(rules->window_right);
+  }
+  return MHA_OK;
+}
+
+mha_status mha_visibility_init(mha_visibility *v, const mha_attention *rules, bool key_is_query,
+                               mha_error *error) {
+  mha_status status = init_alignment(v, rules, error);
+  if (!status && (rules->query_starts || rules->key_starts)) {
+    status = init_packed(v, rules, key_is_query, error);
+  } else if (!status) {
+    v->query_lengths = rules->query_lengths;
+    v->key_lengths = rules->key_lengths;
+    status = check_lengths(v->query_lengths, v->B, v->Lq, "query_lengths", error);
+    if (!status)
+      status = check_lengths(v->key_lengths, v->B, v->Lk, "key_lengths", error);
+  }
+  return status ? status : init_arrays(v, rules, error);
+}
+
+/* Elements of a broadcast array from its first to behind its last; -1 if that overflows. */
+static int64_t broadcast_extent(const mha_visibility *v, const mha_broadcast *strides) {
+  int64_t batches = 0;
+  int64_t heads = 0;
+  int64_t rows = 0;
+  int64_t sum = 0;
+  if (v->B == 0 || v->Lq == 0)
+    return 0;
+  const bool fits = mha_multiply(v->B - 1, strides->batch_stride, &batches) &&
+                    mha_multiply(v->H - 1, strides->head_stride, &heads) &&
+                    mha_multiply(v->Lq - 1, strides->row_stride, &rows) &&
+                    mha_add(batches, heads, &sum) && mha_add(sum, rows, &sum) &&
+                    mha_add(sum, v->Lk, &sum);
+  return fits ? sum : -1;
+}
+
+mha_status mha_visibility_ranges(const mha_visibility *v, const mha_attention *rules,
+                                 mha_address_ranges *ranges, mha_error *error) {
+  const int64_t starts = v->query_starts ? v->B + 1 : 0;
+  const struct {
+    const char *name;
+    const void *data;
+    int64_t elements;
+    size_t element_bytes;
+  } arrays[] = {{"query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
+                {"key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
+                {"query_starts", rules->query_starts, starts, sizeof(int64_t)},
+                {"key_starts", rules->key_starts, starts, sizeof(int64_t)},
+                {"offsets", rules->offsets, v->B, sizeof(int64_t)},
+                {"alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
+                {"attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
+                {"bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
+  mha_status status = MHA_OK;
+  for (size_t k = 0; !status && k < sizeof arrays / sizeof *arrays; k++)
+    status = mha_ranges_add(ranges, arrays[k].name, arrays[k].data, arrays[k].elements,
+                            arrays[k].element_bytes, false, error);
+  return status;
+}
+
+/* ---- ranges ---- */
+
+int64_t mha_query_start(const mha_visibility *v, int64_t b) {
+  return v->query_starts ? v->query_starts[b] : 0;
+}
+
+int64_t mha_key_start(const mha_visibility *v, int64_t b) {
+  return v->key_starts ? v->key_starts[b] : 0;
+}
+
+int64_t mha_query_count(const mha_visibility *v, int64_t b) {
+  if (v->query_starts)
+    return v->query_starts[b + 1] - v->query_starts[b];
+  return v->query_lengths ? v->query_lengths[b] : v->Lq;
+}
+
+int64_t mha_key_count(const mha_visibility *v, int64_t b) {
+  if (v->key_starts)
+    return v->key_starts[b + 1] - v->key_starts[b];
+  return v->key_lengths ? v->key_lengths[b] : v->Lk;
+}
+
+/* off[b]: key i + off[b] is query i's own. */
+static int64_t own_key_offset(const mha_visibility *v, int64_t b) {
+  switch (v->alignment) {
+  case MHA_ALIGN_BOTTOM_RIGHT:
+    return mha_key_count(v, b) - mha_query_count(v, b);
+  case MHA_ALIGN_OFFSET:
+    return clamp(v->offsets ? v->offsets[b] : v->offset);
+  default:
+    return 0;
+  }
+}
+
+mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
+  mha_range keys = {0, mha_key_count(v, b)};
+  if (i >= mha_query_count(v, b)) {
+    keys.end = 0;
+    return keys;
+  }
+  const int64_t own = i + own_key_offset(v, b);
+  if (v->left >= 0 && own - v->left > keys.begin)
+    keys.begin = own - v->left;
+  if (v->right >= 0 && own + v->right + 1 < keys.end)
+    keys.end = own + v->right + 1;
+  if (v->causal && own + 1 < keys.end)
+    keys.end = own + 1;
+  return keys;
+}
+
+mha_range mha_visible_keys_of_rows(const mha_visibility *v, int64_t b, int64_t i, int64_t n) {
+  const mha_range first = mha_visible_keys(v, b, i);
+  const mha_range last = mha_visible_keys(v, b, i + n - 1);
+  const mha_range all = {first.begin, last.end};
+  return all;
+}
+
+/* ---- rules that a range cannot say ---- */
+
+static int64_t broadcast_row(const mha_broadcast *strides, int64_t b, int64_t h, int64_t i) {
+  return b * strides->batch_stride + h * strides->head_stride + i * strides->row_stride;
+}
+
+void mha_visibility_apply(const mha_visibility *v, int64_t b, int64_t h, int64_t i, mha_range keys,
+                          float *scores) {
+  const int64_t n = keys.end - keys.begin;
+  /* ALiBi first: a bias of -inf then hides its key whatever the sum was. */
+  if (v->alibi_slopes)
+    mha_row_add_alibi(scores, n, v->alibi_slopes[h], keys.begin - i - own_key_offset(v, b));
+  if (v->bias)
+    mha_row_add_bias(scores, v->bias + broadcast_row(&v->bias_strides, b, h, i) + keys.begin, n);
+  if (v->attend)
+    mha_row_hide(scores, v->attend + broadcast_row(&v->attend_strides, b, h, i) + keys.begin, n);
+}

@@ -1,0 +1,76 @@
+/* Who may attend to whom: the one predicate, as key ranges and as rules applied to a row. */
+#ifndef MHA_SRC_VISIBILITY_H
+#define MHA_SRC_VISIBILITY_H
+
+#include "arguments.h"
+#include "mha.h"
+
+#include <stdbool.h>
+
+/* Keys [begin, end); empty if begin >= end. */
+typedef struct mha_range {
+  int64_t begin, end;
+} mha_range;
+
+static inline bool mha_range_is_empty(mha_range range) {
+  return range.begin >= range.end;
+}
+
+static inline mha_range mha_range_intersect(mha_range a, mha_range b) {
+  const mha_range both = {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+  return both;
+}
+
+/* A mask or bias [B|1][H|1][Lq|1][Lk] with the strides of its broadcast dimensions 0. */
+typedef struct mha_broadcast {
+  int64_t batch_stride, head_stride, row_stride;
+} mha_broadcast;
+
+typedef struct mha_visibility {
+  int64_t B, H, Lq, Lk;         /* packed: B sequences, Lq and Lk all rows together */
+  const int64_t *query_lengths; /* [B] or NULL */
+  const int64_t *key_lengths;
+  const int64_t *query_starts; /* [B+1] or NULL: packed */
+  const int64_t *key_starts;
+  int32_t alignment;
+  int64_t offset;
+  const int64_t *offsets;
+  bool causal;
+  int64_t left, right; /* -1 = open */
+  const uint8_t *attend;
+  mha_broadcast attend_strides;
+  const float *bias;
+  mha_broadcast bias_strides;
+  const float *alibi_slopes;
+} mha_visibility;
+
+/* Checks what `rules` says of visibility against the sizes and takes it over. B, H, Lq, Lk of
+ * `visibility` are set by the caller; key_is_query lets packed keys default to the queries'. */
+mha_status mha_visibility_init(mha_visibility *visibility, const mha_attention *rules,
+                               bool key_is_query, mha_error *error);
+
+/* Adds the arrays that the rules read to the ranges that no output may overlap. */
+mha_status mha_visibility_ranges(const mha_visibility *visibility, const mha_attention *rules,
+                                 mha_address_ranges *ranges, mha_error *error);
+
+/* Queries and keys of entry b: their number, and where they start in a packed sequence (0 if not
+ * packed). Queries beyond the number see no key; keys beyond it are never touched. */
+int64_t mha_query_count(const mha_visibility *visibility, int64_t b);
+int64_t mha_key_count(const mha_visibility *visibility, int64_t b);
+int64_t mha_query_start(const mha_visibility *visibility, int64_t b);
+int64_t mha_key_start(const mha_visibility *visibility, int64_t b);
+
+/* The keys that lengths, causal and window leave to query i of entry b. Both ends do not decrease
+ * with i. */
+mha_range mha_visible_keys(const mha_visibility *visibility, int64_t b, int64_t i);
+
+/* All that queries [i, i + n) may see. */
+mha_range mha_visible_keys_of_rows(const mha_visibility *visibility, int64_t b, int64_t i,
+                                   int64_t n);
+
+/* Applies bias, ALiBi and mask to scores[0 ..] of query i and the keys of `keys`, of head h: hidden
+ * keys become -inf. */
+void mha_visibility_apply(const mha_visibility *visibility, int64_t b, int64_t h, int64_t i,
+                          mha_range keys, float *scores);
+
+#endif
