@@ -91,6 +91,8 @@ static bool self_overlaps(const mha_rows_shape *shape) {
   const int64_t outer = rows_inside ? shape->batch_stride : shape->row_stride;
   const int64_t outer_count = rows_inside ? shape->batch : shape->length;
   int64_t covered = 0;
+  if (shape->batch == 0 || shape->length == 0)
+    return false;
   if (inner_count > 1 && inner < shape->width)
     return true;
   return outer_count > 1 &&

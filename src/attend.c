@@ -108,10 +108,12 @@ static bool output_overlaps_itself(const tensor_shape *s) {
         count[k + 1] = n;
       }
   int64_t covered = s->size;
+  if (s->batch == 0 || s->length == 0)
+    return false;
   for (int k = 2; k >= 0; k--) {
     if (count[k] > 1 && stride[k] < covered)
       return true;
-    covered += (count[k] > 0 ? count[k] - 1 : 0) * stride[k];
+    covered += (count[k] - 1) * stride[k];
   }
   return false;
 }

@@ -172,6 +172,60 @@ static float *output_row(const task *t, int64_t r) {
   return t->output + r * t->core->output_row_stride;
 }
 
+/* ---- key tiles ---- */
+
+/* The keys of a task: `all` that some row sees, and within it those that every row sees, which are
+ * walked in large tiles. Before and behind them lie the steps of a causal mask or a window, walked
+ * in narrow tiles by only the rows that see any of it. */
+typedef struct key_zones {
+  mha_range all, common;
+} key_zones;
+
+static int64_t clip(int64_t x, mha_range to) {
+  return x < to.begin ? to.begin : x > to.end ? to.end : x;
+}
+
+static key_zones find_zones(const task *t) {
+  const mha_visibility *v = &t->core->visibility;
+  const mha_range first = mha_visible_keys(v, t->b, t->i);
+  const mha_range last = mha_visible_keys(v, t->b, t->i + t->live - 1);
+  key_zones zones = {{first.begin, last.end}, {last.begin, first.end}};
+  if (mha_range_is_empty(zones.all))
+    return zones;
+  /* whole vectors, so that a causal tile of queries i.. has its common keys end at i, not i + 1 */
+  if (zones.common.end < zones.all.end)
+    zones.common.end -= (zones.common.end - zones.all.begin) % MHA_LANES;
+  zones.common.begin = clip(zones.common.begin, zones.all);
+  zones.common.end = clip(zones.common.end, zones.all);
+  return zones;
+}
+
+/* The tile that begins at `begin`; empty behind the last. */
+static mha_range next_keys(const key_zones *zones, int64_t begin) {
+  int64_t limit = zones->all.end;
+  int64_t size = MHA_EDGE_TILE;
+  if (begin < zones->common.begin) {
+    limit = zones->common.begin;
+  } else if (begin < zones->common.end) {
+    limit = zones->common.end;
+    size = MHA_KEY_TILE;
+  }
+  const mha_range keys = {begin, smaller(begin + size, limit)};
+  return keys;
+}
+
+/* Rows of the task that see a key of the tile. Both ends of what a row sees do not decrease, so
+ * these rows follow one another. */
+static mha_range rows_that_see(const task *t, mha_range keys) {
+  const mha_visibility *v = &t->core->visibility;
+  mha_range rows = {0, t->live};
+  while (rows.begin < rows.end && mha_visible_keys(v, t->b, t->i + rows.begin).end <= keys.begin)
+    rows.begin++;
+  while (rows.end > rows.begin && mha_visible_keys(v, t->b, t->i + rows.end - 1).begin >= keys.end)
+    rows.end--;
+  return rows;
+}
+
 /* ---- scores ---- */
 
 mha_status mha_core_scores(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n,
@@ -284,10 +338,11 @@ static void clear_hidden(float *row, mha_range keys, mha_range mine) {
   memset(row + (mine.end - keys.begin), 0, (size_t)(keys.end - mine.end) * sizeof *row);
 }
 
-/* Steps 2 and 3 of the list above for one key tile. */
-static void softmax_tile(const task *t, mha_range keys) {
-  for (int64_t r = 0; r < t->live; r++) {
-    float *row = t->scratch.scores + r * t->score_stride;
+/* Steps 2 and 3 of the list above for rows `rows` of the task and one key tile; their scores begin
+ * at the start of the scratch. */
+static void softmax_tile(const task *t, mha_range rows, mha_range keys) {
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    float *row = t->scratch.scores + (r - rows.begin) * t->score_stride;
     const mha_range mine = finish_scores(t, r, keys, row);
     clear_hidden(row, keys, mine);
     t->scratch.correction[r] = 1.0f;
@@ -342,45 +397,50 @@ static bool needs_replacement(const task *t) {
 
 /* ---- one task ---- */
 
-static void rescale_output(const task *t) {
-  for (int64_t r = 0; r < t->live; r++)
-    if (t->scratch.correction[r] != 1.0f)
-      mha_row_scale(output_row(t, r), t->core->dv, t->scratch.correction[r]);
-}
-
-static mha_status attend_key_tile(const task *t, mha_range keys, bool first) {
-  const mha_core *core = t->core;
-  mha_status status =
-      mha_core_scores(core, t->b, t->h, t->i, t->live, keys, t->scratch.scores, t->score_stride);
-  if (status)
-    return status;
-  const mha_view v = t->replace ? replace_values(t, keys) : value_rows(t, keys);
-  softmax_tile(t, keys);
-  if (!first)
-    rescale_output(t);
-  const mha_view p =
-      mha_view_rows(t->scratch.scores, t->live, keys.end - keys.begin, t->score_stride);
-  return mha_blas_multiply(1.0f, p, v, first ? 0.0f : 1.0f, t->output, core->output_row_stride);
-}
-
+/* Starts the rows from nothing: no key seen, output 0 for the products to add to. */
 static void start_rows(const task *t) {
   for (int64_t r = 0; r < t->rows; r++) {
     t->row_max[r] = -INFINITY;
     t->row_sum[r] = 0.0f;
     t->scratch.poison[r] = -INFINITY;
+    memset(output_row(t, r), 0, (size_t)t->core->dv * sizeof(float));
   }
+}
+
+static void rescale_output(const task *t, mha_range rows) {
+  for (int64_t r = rows.begin; r < rows.end; r++)
+    if (t->scratch.correction[r] != 1.0f)
+      mha_row_scale(output_row(t, r), t->core->dv, t->scratch.correction[r]);
+}
+
+/* One key tile for the rows that see any of it. */
+static mha_status attend_key_tile(const task *t, mha_range keys) {
+  const mha_core *core = t->core;
+  const mha_range rows = rows_that_see(t, keys);
+  const int64_t n = rows.end - rows.begin;
+  float *scores = t->scratch.scores;
+  if (n <= 0)
+    return MHA_OK;
+  const mha_status status =
+      mha_core_scores(core, t->b, t->h, t->i + rows.begin, n, keys, scores, t->score_stride);
+  if (status)
+    return status;
+  const mha_view v = t->replace ? replace_values(t, keys) : value_rows(t, keys);
+  softmax_tile(t, rows, keys);
+  rescale_output(t, rows);
+  const mha_view p = mha_view_rows(scores, n, keys.end - keys.begin, t->score_stride);
+  return mha_blas_multiply(1.0f, p, v, 1.0f, output_row(t, rows.begin), core->output_row_stride);
 }
 
 static mha_status attend_all_keys(const task *t) {
   mha_status status = MHA_OK;
   start_rows(t);
-  if (t->live > 0) {
-    const mha_range all = mha_visible_keys_of_rows(&t->core->visibility, t->b, t->i, t->live);
-    for (int64_t begin = all.begin; !status && begin < all.end; begin += MHA_KEY_TILE) {
-      const mha_range keys = {begin, smaller(begin + MHA_KEY_TILE, all.end)};
-      status = attend_key_tile(t, keys, begin == all.begin);
-    }
-  }
+  if (t->live <= 0)
+    return MHA_OK;
+  const key_zones zones = find_zones(t);
+  for (mha_range keys = next_keys(&zones, zones.all.begin); !status && !mha_range_is_empty(keys);
+       keys = next_keys(&zones, keys.end))
+    status = attend_key_tile(t, keys);
   return status;
 }
 

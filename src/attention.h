@@ -16,6 +16,12 @@
 #ifndef MHA_KEY_TILE
 #define MHA_KEY_TILE 512
 #endif
+/* Keys per tile where a causal mask or a window cuts: a narrow tile wastes less of its products on
+ * hidden keys, a wide one is multiplied faster. */
+#ifndef MHA_EDGE_TILE
+#define MHA_EDGE_TILE 64
+#endif
+_Static_assert(MHA_EDGE_TILE <= MHA_KEY_TILE, "the scratch of a task holds MHA_KEY_TILE keys");
 
 /* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. */
 typedef struct mha_heads {
