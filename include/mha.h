@@ -25,7 +25,7 @@
  * float32, row-major; the last dimension of every array has stride 1. Dimensions, lengths,
  * offsets and strides are int64_t and count elements; sizes that end in _bytes are size_t.
  *
- * Short use (article.c in the tests does exactly this):
+ * Short use:
  *
  *     mha_config config;
  *     mha_config_init(&config, 512, 8);                  // Eq = 512, H = 8
@@ -266,8 +266,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  * @param prefix stands before each name as given, its dot included; NULL = none.
  * @param weights receives the layer, as in mha_weights_create.
  * @param error  receives the outcome, or NULL.
- * Errors: those of mha_weights_create; IO; FORMAT with the byte position; WEIGHTS for a matrix
- * that is missing or whose shape does not fit.
+ * Errors: those of mha_weights_create; IO; FORMAT and UNSUPPORTED with the byte position; WEIGHTS
+ * for a matrix that is missing or whose shape does not fit.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, const char *path,
                                                    const char *prefix, mha_weights **weights,

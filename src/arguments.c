@@ -68,6 +68,11 @@ mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name,
                         (unsigned)flags, (unsigned)allowed);
 }
 
+mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error) {
+  return value == 0 ? MHA_OK
+                    : mha_fail(error, MHA_ERROR_VALUE, "%s is %d; rule: 0", name, (int)value);
+}
+
 /* ---- strides ---- */
 
 /* Elements from the first to behind the last; false if that overflows. */
@@ -103,18 +108,17 @@ mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char
                                mha_error *error) {
   if (shape->row_stride == 0)
     shape->row_stride = shape->width;
-  if (shape->batch_stride == 0 &&
-      !mha_multiply(shape->length, shape->row_stride, &shape->batch_stride))
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "%s has %lld rows of %lld elements; rule: the "
-                    "product must not overflow",
-                    name, (long long)shape->length, (long long)shape->row_stride);
   if (shape->row_stride < shape->width || shape->batch_stride < 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch stride %lld and row stride %lld; rule: the batch stride is not "
                     "negative and the row stride at least the width, %lld",
                     name, (long long)shape->batch_stride, (long long)shape->row_stride,
                     (long long)shape->width);
+  if (shape->batch_stride == 0 &&
+      !mha_multiply(shape->length, shape->row_stride, &shape->batch_stride))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld rows of %lld elements; rule: the product must not overflow", name,
+                    (long long)shape->length, (long long)shape->row_stride);
   if (shape->row_stride > MHA_BLAS_MAX)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "%s has row stride %lld; rule: at most %lld, the BLAS's integer", name,

@@ -25,6 +25,9 @@ mha_status mha_require_finite(float value, const char *name, mha_error *error);
 /* Fails with MHA_ERROR_VALUE if flags has a bit that is not in allowed. */
 mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name, mha_error *error);
 
+/* Fails with MHA_ERROR_VALUE unless a reserved member is 0. */
+mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error);
+
 /* The strides of an array [B][L][width] whose innermost stride is 1. */
 typedef struct mha_rows_shape {
   int64_t batch, length, width;

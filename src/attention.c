@@ -14,7 +14,6 @@
 #include "attention.h"
 
 #include "blas.h"
-#include "error.h"
 #include "softmax.h"
 
 #include <math.h>
@@ -33,7 +32,7 @@ typedef struct tile_scratch {
 typedef struct task {
   const mha_core *core;
   tile_scratch scratch;
-  int64_t b, h, g, i, rows, live;
+  int64_t b, h, i, rows, live;
   int64_t score_stride;
   float *output;  /* [rows][dv], core->output_row_stride apart */
   float *row_max; /* [rows] */
@@ -51,31 +50,33 @@ static int64_t score_columns(int64_t Lk) {
   return smaller(Lk, MHA_KEY_TILE);
 }
 
-size_t mha_core_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
+static void *place(char *base, size_t offset) {
+  return base ? base + offset : NULL;
+}
+
+/* The one place that knows how scratch is laid out; base NULL only measures. */
+static tile_scratch lay_out(char *base, int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
   const int64_t rows = smaller(Lq, MHA_QUERY_TILE);
-  (void)mha_layout_add(layout, sizeof(float), rows, score_columns(Lk), 1);
-  (void)mha_layout_add(layout, sizeof(float), rows, 1, 1);
-  (void)mha_layout_add(layout, sizeof(float), rows, 1, 1);
-  (void)mha_layout_add(layout, sizeof(float), score_columns(Lk), dv, 1);
-  (void)mha_layout_add(layout, sizeof(uint8_t), score_columns(Lk), 1, 1);
+  const int64_t columns = score_columns(Lk);
+  tile_scratch s;
+  s.scores = place(base, mha_layout_add(layout, sizeof(float), rows, columns, 1));
+  s.correction = place(base, mha_layout_add(layout, sizeof(float), rows, 1, 1));
+  s.poison = place(base, mha_layout_add(layout, sizeof(float), rows, 1, 1));
+  s.values = place(base, mha_layout_add(layout, sizeof(float), columns, dv, 1));
+  s.kinds = place(base, mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1));
+  return s;
+}
+
+size_t mha_attention_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
+  (void)lay_out(NULL, Lq, Lk, dv, layout);
   return layout->bytes;
 }
 
 static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   const mha_visibility *v = &core->visibility;
-  const int64_t rows = smaller(v->Lq, MHA_QUERY_TILE);
-  char *base = core->scratch + (size_t)worker * core->scratch_bytes;
   mha_layout layout = {0};
-  tile_scratch s;
-  s.scores =
-      (float *)(base + mha_layout_add(&layout, sizeof(float), rows, score_columns(v->Lk), 1));
-  s.correction = (float *)(base + mha_layout_add(&layout, sizeof(float), rows, 1, 1));
-  s.poison = (float *)(base + mha_layout_add(&layout, sizeof(float), rows, 1, 1));
-  s.values =
-      (float *)(base + mha_layout_add(&layout, sizeof(float), score_columns(v->Lk), core->dv, 1));
-  s.kinds =
-      (uint8_t *)(base + mha_layout_add(&layout, sizeof(uint8_t), score_columns(v->Lk), 1, 1));
-  return s;
+  return lay_out(core->scratch + (size_t)worker * core->scratch_bytes, v->Lq, v->Lk, core->dv,
+                 &layout);
 }
 
 /* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns
@@ -86,7 +87,7 @@ static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
                 : mha_multiply(B, tiles + (Lq % MHA_QUERY_TILE != 0), slots);
 }
 
-bool mha_core_task_count(int64_t B, int64_t H, int64_t Lq, bool packed, int64_t *tasks) {
+bool mha_attention_task_count(int64_t B, int64_t H, int64_t Lq, bool packed, int64_t *tasks) {
   return slots_per_head(B, Lq, packed, tasks) && mha_multiply(*tasks, H, tasks);
 }
 
@@ -126,46 +127,6 @@ static void locate(task *t, int64_t index) {
     t->i = slot % tiles * MHA_QUERY_TILE;
     t->rows = smaller(v->Lq - t->i, MHA_QUERY_TILE);
   }
-}
-
-/* ---- addresses ---- */
-
-int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i) {
-  const mha_visibility *v = &core->visibility;
-  return v->query_starts ? h * v->Lq + v->query_starts[b] + i : (b * v->H + h) * v->Lq + i;
-}
-
-/* Entry b begins at its own batch stride or, packed, at its first row. */
-static int64_t entry_offset(bool packed, int64_t b, int64_t start, int64_t batch_stride,
-                            int64_t row_stride) {
-  return packed ? start * row_stride : b * batch_stride;
-}
-
-/* Rows [i, i + n) of one head: [n][size]. */
-static mha_view head_rows(const mha_heads *heads, bool packed, int64_t b, int64_t start,
-                          int64_t head, int64_t i, int64_t n, int64_t size) {
-  const float *data = heads->data +
-                      entry_offset(packed, b, start, heads->batch_stride, heads->row_stride) +
-                      i * heads->row_stride + head * heads->head_stride;
-  return mha_view_rows(data, n, size, heads->row_stride);
-}
-
-static mha_view query_rows(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
-  const mha_visibility *v = &core->visibility;
-  return head_rows(&core->q, v->query_starts != NULL, b, mha_query_start(v, b), h, i, n, core->d);
-}
-
-static mha_view key_rows(const mha_core *core, int64_t b, int64_t h, mha_range keys) {
-  const mha_visibility *v = &core->visibility;
-  const int64_t g = h / (v->H / core->G);
-  return head_rows(&core->k, v->key_starts != NULL, b, mha_key_start(v, b), g, keys.begin,
-                   keys.end - keys.begin, core->d);
-}
-
-static mha_view value_rows(const task *t, mha_range keys) {
-  const mha_visibility *v = &t->core->visibility;
-  return head_rows(&t->core->v, v->key_starts != NULL, t->b, mha_key_start(v, t->b), t->g,
-                   keys.begin, keys.end - keys.begin, t->core->dv);
 }
 
 static float *output_row(const task *t, int64_t r) {
@@ -228,19 +189,6 @@ static mha_range rows_that_see(const task *t, mha_range keys) {
 
 /* ---- scores ---- */
 
-mha_status mha_core_scores(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n,
-                           mha_range keys, float *scores, int64_t stride) {
-  const mha_view q = query_rows(core, b, h, i, n);
-  const mha_view k = key_rows(core, b, h, keys);
-  /* A scale of 0 must not reach the BLAS: 0·NaN is NaN. */
-  const bool zero = core->scale == 0.0f;
-  const mha_status status =
-      mha_blas_multiply(zero ? 1.0f : core->scale, q, mha_view_transposed(k), 0.0f, scores, stride);
-  for (int64_t r = 0; zero && r < n; r++)
-    mha_row_scale(scores + r * stride, keys.end - keys.begin, 0.0f);
-  return status;
-}
-
 /* Final scores of row r for the keys it may see within the tile `keys`; returns those keys. */
 static mha_range finish_scores(const task *t, int64_t r, mha_range keys, float *row) {
   const mha_visibility *v = &t->core->visibility;
@@ -274,7 +222,7 @@ static uint8_t value_kind(const float *row, int64_t n) {
 
 /* V of one key tile with 0 in its non-finite rows; notes the kind of each. */
 static mha_view replace_values(const task *t, mha_range keys) {
-  const mha_view values = value_rows(t, keys);
+  const mha_view values = mha_core_values(t->core, t->b, t->h, keys);
   for (int64_t j = 0; j < values.rows; j++) {
     const float *from = values.data + j * values.row_stride;
     float *to = t->scratch.values + j * values.columns;
@@ -356,11 +304,6 @@ static void softmax_tile(const task *t, mha_range rows, mha_range keys) {
   }
 }
 
-float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum) {
-  const float sink = core->sinks ? core->sinks[h] : -INFINITY;
-  return sink == -INFINITY ? sum : sum + expf(sink - max);
-}
-
 /* O /= l. A sink far above the row's maximum makes l infinite and O 0, as it should. */
 static void normalise(const task *t) {
   for (int64_t r = 0; r < t->rows; r++) {
@@ -425,7 +368,8 @@ static mha_status attend_key_tile(const task *t, mha_range keys) {
       mha_core_scores(core, t->b, t->h, t->i + rows.begin, n, keys, scores, t->score_stride);
   if (status)
     return status;
-  const mha_view v = t->replace ? replace_values(t, keys) : value_rows(t, keys);
+  const mha_view v =
+      t->replace ? replace_values(t, keys) : mha_core_values(t->core, t->b, t->h, keys);
   softmax_tile(t, rows, keys);
   rescale_output(t, rows);
   const mha_view p = mha_view_rows(scores, n, keys.end - keys.begin, t->score_stride);
@@ -451,16 +395,12 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
   locate(&t, index);
   if (t.rows <= 0)
     return MHA_OK;
-  t.g = t.h / (v->H / core->G);
   t.live = smaller(t.rows, mha_query_count(v, t.b) - t.i);
   t.scratch = worker_scratch(core, worker);
   t.score_stride = score_columns(v->Lk);
   t.row_max = core->row_max + mha_core_row_index(core, t.b, t.h, t.i);
   t.row_sum = core->row_sum + mha_core_row_index(core, t.b, t.h, t.i);
-  t.output = core->output +
-             entry_offset(v->query_starts != NULL, t.b, mha_query_start(v, t.b),
-                          core->output_batch_stride, core->output_row_stride) +
-             t.i * core->output_row_stride + t.h * core->output_head_stride;
+  t.output = mha_core_output(core, t.b, t.h, t.i);
   mha_status status = attend_all_keys(&t);
   if (!status && needs_replacement(&t)) {
     t.replace = true;
@@ -485,40 +425,12 @@ static void clear_unowned_rows(const mha_core *core) {
     }
 }
 
-mha_status mha_core_run(const mha_core *core, const mha_threads *threads) {
+mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   const mha_visibility *v = &core->visibility;
-  int64_t tasks = 0;
-  if (!mha_core_task_count(v->B, v->H, v->Lq, v->query_starts != NULL, &tasks))
+  mha_core job = *core;
+  mha_task_list list = {.work = attend_task, .job = &job, .operations = mha_core_operations(core)};
+  if (!mha_attention_task_count(v->B, v->H, v->Lq, v->query_starts != NULL, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
   clear_unowned_rows(core);
-  mha_core job = *core;
-  return mha_parallel_run(threads, tasks, attend_task, &job);
-}
-
-/* ---- rules ---- */
-
-static mha_status check_sinks(const float *sinks, int64_t H, mha_error *error) {
-  for (int64_t h = 0; sinks && h < H; h++)
-    if (isnan(sinks[h]) || sinks[h] == INFINITY)
-      return mha_fail(error, MHA_ERROR_VALUE,
-                      "sinks[%lld] is %g; rule: finite, or -inf for no sink", (long long)h,
-                      (double)sinks[h]);
-  return MHA_OK;
-}
-
-mha_status mha_core_rules(mha_core *core, const mha_attention *rules, float scale, float softcap,
-                          mha_error *error) {
-  core->scale = rules->flags & MHA_SCALE ? rules->scale : scale;
-  core->softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f ? rules->softcap : softcap;
-  core->sinks = rules->sinks;
-  mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
-                                        "attention.flags", error);
-  if (!status)
-    status = mha_require_finite(core->scale, "scale", error);
-  if (!status)
-    status = mha_require_finite(core->softcap, "softcap", error);
-  if (!status && core->softcap < 0.0f)
-    return mha_fail(error, MHA_ERROR_VALUE, "softcap is %g; rule: at least 0",
-                    (double)core->softcap);
-  return status ? status : check_sinks(core->sinks, core->visibility.H, error);
+  return mha_parallel_run(threads, &list);
 }

@@ -8,6 +8,7 @@
 
 #include <cblas.h>
 #include <pthread.h>
+#include <string.h>
 
 extern __attribute__((weak)) int openblas_get_num_threads(void);
 extern __attribute__((weak)) void openblas_set_num_threads(int n);
@@ -37,9 +38,59 @@ static CBLAS_TRANSPOSE orientation(mha_view view, int *leading_dimension) {
   return by_rows ? CblasNoTrans : CblasTrans;
 }
 
+/* Few rows times a large matrix are bound by reading the matrix, which sgemm would pack first: for
+ * up to this many rows, one sgemv each is faster. */
+#define FEW_ROWS 7
+/* The stored rows of the matrix that all rows of x are multiplied by before the next ones: they
+ * stay in a second-level cache meanwhile. */
+#define STORED_ROWS_PER_BLOCK 64
+/* Smaller products are left to sgemm. */
+#define FEW_ROWS_SMALLEST 65536
+
+static bool suits_sgemv(mha_view a, mha_view b, float beta) {
+  return a.rows <= FEW_ROWS && a.column_stride == 1 && b.rows * b.columns >= FEW_ROWS_SMALLEST &&
+         (beta == 0.0f || beta == 1.0f);
+}
+
+/* y += alpha·x·W for a block W of stored rows, rows of x and y one after the other. */
+static void multiply_block(float alpha, mha_view x, mha_view w, float *y, int64_t y_stride) {
+  int ld = 0;
+  const bool transposed = orientation(w, &ld) == CblasTrans;
+  const int64_t stored_rows = transposed ? w.columns : w.rows;
+  const int64_t stored_columns = transposed ? w.rows : w.columns;
+  for (int64_t r = 0; r < x.rows; r++)
+    cblas_sgemv(CblasRowMajor, transposed ? CblasNoTrans : CblasTrans, (int)stored_rows,
+                (int)stored_columns, alpha, w.data, ld, x.data + r * x.row_stride, 1, 1.0f,
+                y + r * y_stride, 1);
+}
+
+/* W [in][out] is cut along whichever of the two is its stored row: along `in` the blocks add up,
+ * along `out` each makes its own columns of y. */
+static void multiply_few_rows(float alpha, mha_view x, mha_view w, float beta, float *y,
+                              int64_t y_stride) {
+  const bool cut_out = w.column_stride != 1;
+  const int64_t n = cut_out ? w.columns : w.rows;
+  const int64_t step = x.rows == 1 ? n : STORED_ROWS_PER_BLOCK;
+  /* Whether sgemv with beta 0 clears a NaN in y differs between versions and cores. */
+  for (int64_t r = 0; beta == 0.0f && r < x.rows; r++)
+    memset(y + r * y_stride, 0, (size_t)w.columns * sizeof *y);
+  for (int64_t first = 0; first < n; first += step) {
+    const int64_t size = n - first < step ? n - first : step;
+    if (cut_out)
+      multiply_block(alpha, x, mha_view_columns(w, first, size), y + first, y_stride);
+    else
+      multiply_block(alpha, mha_view_columns(x, first, size), mha_view_row_block(w, first, size), y,
+                     y_stride);
+  }
+}
+
 static void product(float alpha, mha_view a, mha_view b, float beta, float *c, int64_t c_stride) {
   int lda = 0;
   int ldb = 0;
+  if (suits_sgemv(a, b, beta)) {
+    multiply_few_rows(alpha, a, b, beta, c, c_stride);
+    return;
+  }
   const CBLAS_TRANSPOSE a_orientation = orientation(a, &lda);
   const CBLAS_TRANSPOSE b_orientation = orientation(b, &ldb);
   cblas_sgemm(CblasRowMajor, a_orientation, b_orientation, (int)a.rows, (int)b.columns,

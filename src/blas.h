@@ -33,6 +33,13 @@ static inline mha_view mha_view_columns(mha_view view, int64_t first, int64_t co
   return view;
 }
 
+/* Rows [first, first + rows) of a view. */
+static inline mha_view mha_view_row_block(mha_view view, int64_t first, int64_t rows) {
+  view.data += first * view.row_stride;
+  view.rows = rows;
+  return view;
+}
+
 /* C = alpha·A·B + beta·C with C [A.rows][B.columns], row-major, rows c_stride apart. alpha is not
  * 0 (a BLAS may then skip A and B and lose their NaN); beta 0 writes C without reading it. Sizes
  * and strides must fit the BLAS's integer: MHA_ERROR_OVERFLOW otherwise, C untouched. */

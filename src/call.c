@@ -40,6 +40,6 @@ void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
 }
 
 mha_status mha_call_run(const mha_call *call, const mha_context *context) {
-  const mha_status status = mha_core_run(&call->core, &context->threads);
+  const mha_status status = mha_attention_run(&call->core, &context->threads);
   return status ? status : mha_observe(&call->core, &call->results, &context->threads);
 }

@@ -143,9 +143,9 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *s, int32_
   p.row_max = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
   p.row_sum = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
   mha_layout worker = {0};
-  p.worker_bytes = mha_core_scratch_bytes(s->Lq, s->Lk, s->dv, &worker);
+  p.worker_bytes = mha_attention_scratch_bytes(s->Lq, s->Lk, s->dv, &worker);
   p.layout.overflow |=
-      worker.overflow || !mha_core_task_count(s->B, s->H, s->Lq, s->packed, &tasks);
+      worker.overflow || !mha_attention_task_count(s->B, s->H, s->Lq, s->packed, &tasks);
   p.workers = mha_layout_add(&p.layout, 1, tasks < n_threads ? tasks : n_threads,
                              (int64_t)p.worker_bytes, 1);
   return p;
@@ -192,6 +192,8 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
                              mha_call_size *size, mha_error *error) {
   mha_shape shape;
   mha_status status = mha_read_struct(&shape, sizeof shape, sizeof shape, given, "shape", error);
+  if (!status)
+    status = mha_require_reserved(shape.reserved, "shape.reserved", error);
   if (!status)
     status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
   if (!status)

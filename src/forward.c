@@ -187,7 +187,9 @@ static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_
 }
 
 static mha_status check_sizes(const mha_forward_args *a, mha_error *error) {
-  mha_status status = mha_require_at_least(a->batch, 0, "batch", error);
+  mha_status status = mha_require_reserved(a->reserved, "args.reserved", error);
+  if (!status)
+    status = mha_require_at_least(a->batch, 0, "batch", error);
   if (!status)
     status = mha_require_at_least(a->query_length, 0, "query_length", error);
   if (!status)

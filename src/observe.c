@@ -201,5 +201,9 @@ mha_status mha_observe(const mha_core *core, const mha_results *results,
   if (!results->weights && !results->average)
     return MHA_OK;
   observation o = {core, results, (v->Lq + MHA_QUERY_TILE - 1) / MHA_QUERY_TILE};
-  return mha_parallel_run(threads, v->B * o.tiles, observe_task, &o);
+  const mha_task_list list = {.work = observe_task,
+                              .job = &o,
+                              .n_tasks = v->B * o.tiles,
+                              .operations = mha_core_operations(core)};
+  return mha_parallel_run(threads, &list);
 }

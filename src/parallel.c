@@ -9,10 +9,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* Waking a thread and waiting for it takes as long as some tens of thousands of floating-point
+ * operations; a thread that is not idle elsewhere answers much later still. Each thread should have
+ * this many to do, about 0.1 ms. */
+#ifndef MHA_OPERATIONS_PER_THREAD
+#define MHA_OPERATIONS_PER_THREAD 8e6
+#endif
+
 typedef struct task_queue {
-  mha_work *work;
-  void *job;
-  int64_t n_tasks;
+  const mha_task_list *list;
   atomic_llong next;  /* the first task that nobody took */
   atomic_int failure; /* of the first task to fail, or MHA_OK */
   fenv_t environment; /* the caller's: rounding mode, flush to zero */
@@ -33,9 +38,9 @@ static void install_fork_handler(void) {
 static void take_tasks(task_queue *queue, int32_t worker) {
   for (;;) {
     const int64_t index = atomic_fetch_add(&queue->next, 1);
-    if (index >= queue->n_tasks)
+    if (index >= queue->list->n_tasks)
       return;
-    const mha_status status = queue->work(queue->job, index, worker);
+    const mha_status status = queue->list->work(queue->list->job, index, worker);
     int none = MHA_OK;
     if (status != MHA_OK)
       (void)atomic_compare_exchange_strong(&queue->failure, &none, (int)status);
@@ -73,22 +78,25 @@ static void run_team(task_queue *queue, int32_t n) {
 }
 
 /* In a caller's own parallel region, or after fork(), the calling thread works alone. */
-static int32_t usable_threads(const mha_threads *threads, int64_t n_tasks) {
+static int32_t usable_threads(const mha_threads *threads, const mha_task_list *list) {
   const bool own_team = threads->parallel_for == NULL;
+  const double worthwhile = 1.0 + list->operations / MHA_OPERATIONS_PER_THREAD;
+  int32_t n = threads->n;
   if (own_team && (omp_in_parallel() || atomic_load(&forked)))
     return 1;
-  return n_tasks < threads->n ? (int32_t)n_tasks : threads->n;
+  if (list->n_tasks < n)
+    n = (int32_t)list->n_tasks;
+  return worthwhile < n ? (int32_t)worthwhile : n;
 }
 
-mha_status mha_parallel_run(const mha_threads *threads, int64_t n_tasks, mha_work *work,
-                            void *job) {
-  if (n_tasks <= 0)
+mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list) {
+  if (list->n_tasks <= 0)
     return MHA_OK;
   (void)pthread_once(&fork_handler, install_fork_handler);
-  task_queue queue = {.work = work, .job = job, .n_tasks = n_tasks};
+  task_queue queue = {.list = list};
   atomic_init(&queue.next, 0);
   atomic_init(&queue.failure, MHA_OK);
-  const int32_t n = usable_threads(threads, n_tasks);
+  const int32_t n = usable_threads(threads, list);
   if (!threads->hold_blas) {
     take_tasks(&queue, 0);
   } else {

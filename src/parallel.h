@@ -17,10 +17,18 @@ typedef struct mha_threads {
  * scratch. Returns MHA_OK or what went wrong. */
 typedef mha_status mha_work(void *job, int64_t index, int32_t worker);
 
+/* A list of tasks. */
+typedef struct mha_task_list {
+  mha_work *work;
+  void *job;
+  int64_t n_tasks;
+  double operations; /* of all together, roughly: too few are not worth a second thread */
+} mha_task_list;
+
 /* Calls work(job, i, worker) for every i in [0, n_tasks), each exactly once, in any order, and
- * returns when all are done: MHA_OK, or the first failure. Every worker computes in
- * the caller's floating-point environment. */
-mha_status mha_parallel_run(const mha_threads *threads, int64_t n_tasks, mha_work *work, void *job);
+ * returns when all are done: MHA_OK, or the first failure. Every worker computes in the caller's
+ * floating-point environment. */
+mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list);
 
 /* CPUs this process may use; at least 1. */
 int32_t mha_parallel_cpu_count(void);

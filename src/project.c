@@ -4,12 +4,22 @@
 #include "project.h"
 
 #include "blas.h"
+#include "softmax.h"
 
 #include <string.h>
 
-/* Narrower panels cost the product more than the threads gain. */
-#define PANEL_ROWS    256
-#define PANEL_COLUMNS 512
+/* Panels are at most this large: wider ones gain nothing, since the BLAS packs the rows of a panel
+ * once for each, and these already make that a small part. */
+#ifndef MHA_PANEL_ROWS
+#define MHA_PANEL_ROWS 256
+#endif
+#ifndef MHA_PANEL_COLUMNS
+#define MHA_PANEL_COLUMNS 1024
+#endif
+/* Few rows are cut into narrower panels, so that there are some for several threads; below this
+ * width packing costs the product more than threads gain. */
+#define MIN_PANELS        4
+#define MIN_PANEL_COLUMNS 384
 
 #define MAX_PROJECTIONS 3
 
@@ -19,6 +29,7 @@ typedef struct cut {
   bool merged; /* all entries are one run */
   int64_t runs, run_rows;
   int64_t row_panels, column_panels; /* per run */
+  int64_t panel_columns;
   int64_t first_task;
 } cut;
 
@@ -35,18 +46,39 @@ static bool is_evenly_spaced(const mha_rows_shape *shape) {
   return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
 }
 
+static int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+static int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+/* Columns per panel: an even share in whole vectors. */
+static int64_t choose_columns(int64_t columns, int64_t row_panels) {
+  const int64_t wanted = smaller(MIN_PANELS / larger(row_panels, 1), columns / MIN_PANEL_COLUMNS);
+  const int64_t panels = larger(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
+  return smaller(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
+}
+
 static cut make_cut(const mha_projecting *p) {
   cut c = {.p = p};
   c.merged = !p->counts && is_evenly_spaced(&p->x_shape) && is_evenly_spaced(&p->y_shape);
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
-  c.row_panels = divide_up(c.run_rows, PANEL_ROWS);
-  c.column_panels = divide_up(p->projection->out, PANEL_COLUMNS);
+  c.row_panels = divide_up(c.run_rows, MHA_PANEL_ROWS);
+  c.panel_columns = choose_columns(p->projection->out, c.row_panels);
+  c.column_panels = divide_up(p->projection->out, c.panel_columns);
   return c;
 }
 
 static int64_t task_count(const cut *c) {
   return c->runs * c->row_panels * c->column_panels;
+}
+
+static double operation_count(const cut *c) {
+  const mha_projection *w = c->p->projection;
+  return 2.0 * (double)c->runs * (double)c->run_rows * (double)w->in * (double)w->out;
 }
 
 /* ---- one panel ---- */
@@ -140,7 +172,7 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
       .y = p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride + column,
       .rows = rows,
       .column = column,
-      .columns = left < PANEL_COLUMNS ? left : PANEL_COLUMNS,
+      .columns = smaller(left, c->panel_columns),
   };
   return q;
 }
@@ -150,12 +182,12 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   const project_job *job = argument;
   const cut *c = find_cut(job, index);
   const int64_t local = index - c->first_task;
-  const int64_t column = local % c->column_panels * PANEL_COLUMNS;
-  const int64_t row = local / c->column_panels % c->row_panels * PANEL_ROWS;
+  const int64_t column = local % c->column_panels * c->panel_columns;
+  const int64_t row = local / c->column_panels % c->row_panels * MHA_PANEL_ROWS;
   const int64_t run = local / c->column_panels / c->row_panels;
-  const int64_t end = row + PANEL_ROWS < c->run_rows ? row + PANEL_ROWS : c->run_rows;
+  const int64_t end = smaller(row + MHA_PANEL_ROWS, c->run_rows);
   const int64_t live = live_rows(c, run);
-  const int64_t live_end = live < row ? row : live < end ? live : end;
+  const int64_t live_end = larger(row, smaller(live, end));
   mha_status status = MHA_OK;
   if (live_end > row) {
     const panel q = make_panel(c, run, row, live_end - row, column);
@@ -170,11 +202,12 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
 
 mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n) {
   project_job job = {.n = n};
-  int64_t tasks = 0;
+  mha_task_list list = {.work = project_task, .job = &job};
   for (int k = 0; k < n; k++) {
     job.cuts[k] = make_cut(&projections[k]);
-    job.cuts[k].first_task = tasks;
-    tasks += task_count(&job.cuts[k]);
+    job.cuts[k].first_task = list.n_tasks;
+    list.n_tasks += task_count(&job.cuts[k]);
+    list.operations += operation_count(&job.cuts[k]);
   }
-  return mha_parallel_run(threads, tasks, project_task, &job);
+  return mha_parallel_run(threads, &list);
 }

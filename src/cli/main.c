@@ -1,0 +1,109 @@
+/* Owns the command `mha`: which command runs, what is printed where, the exit status. */
+#include "commands.h"
+
+#include "../error.h"
+
+#include <string.h>
+
+static const struct {
+  const char *name;
+  const char *help;
+  int bit;
+  mha_status (*check)(const mha_options *options, mha_error *error); /* NULL = nothing to check */
+  mha_status (*run)(const mha_options *options, mha_error *error);
+} commands[] = {
+    {"demo", "the article's example: each step's shape, and the output", MHA_COMMAND_DEMO, NULL,
+     mha_demo},
+    {"run", "one layer over .npy files", MHA_COMMAND_RUN, mha_run_check, mha_run},
+};
+
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+/* One line, whatever a path or a word may hold. */
+static int fail(int exit_status, const char *message) {
+  fputs("mha: ", stderr);
+  for (; *message != '\0'; message++)
+    fputc((unsigned char)*message < ' ' || *message == 0x7F ? '?' : *message, stderr);
+  fputc('\n', stderr);
+  return exit_status;
+}
+
+/* Success, unless standard output did not take what was printed. */
+static int finish(void) {
+  return fflush(stdout) != 0 || ferror(stdout) ? fail(MHA_EXIT_DATA, "standard output cannot be "
+                                                                     "written")
+                                               : MHA_EXIT_OK;
+}
+
+static int print_help(void) {
+  puts("mha - multi-head attention on the CPU\n");
+  for (int i = 0; i < N_COMMANDS; i++) {
+    printf("mha %s [options]   %s\n", commands[i].name, commands[i].help);
+    mha_options_help(commands[i].bit, stdout);
+    puts("");
+  }
+  puts("mha --help      print this\n"
+       "mha --version   print the release and what the library runs on\n\n"
+       "A value is the next word or follows '=', and may begin with '-'.\n"
+       "Exit status: 0, 1 for bad data or files, 2 for a bad command line.");
+  return finish();
+}
+
+static int print_version(void) {
+  char info[4096];
+  const size_t length = mha_build_info(info, sizeof info);
+  printf("mha %s\n%s", mha_version(), info);
+  if (length > 0 && info[strlen(info) - 1] != '\n')
+    puts("");
+  return finish();
+}
+
+static int print_command_help(int command) {
+  printf("mha %s [options]   %s\n", commands[command].name, commands[command].help);
+  mha_options_help(commands[command].bit, stdout);
+  return finish();
+}
+
+static int run_command(int command, const mha_options *options) {
+  mha_error error;
+  if (commands[command].check && commands[command].check(options, &error))
+    return fail(MHA_EXIT_USAGE, error.message);
+  if (commands[command].run(options, &error)) {
+    (void)fflush(stdout);
+    return fail(MHA_EXIT_DATA, error.message);
+  }
+  return finish();
+}
+
+static int parse_and_run(int command, int n_words, char **words) {
+  mha_error error;
+  mha_options options;
+  int exit_status;
+  const mha_status status =
+      mha_options_parse(commands[command].bit, n_words, words, &options, &error);
+  if (status)
+    exit_status = fail(status == MHA_ERROR_MEMORY ? MHA_EXIT_DATA : MHA_EXIT_USAGE, error.message);
+  else if (options.values[MHA_OPTION_HELP].given)
+    exit_status = print_command_help(command);
+  else
+    exit_status = run_command(command, &options);
+  mha_options_release(&options);
+  return exit_status;
+}
+
+int main(int argc, char **argv) {
+  mha_error error;
+  if (argc < 2)
+    return fail(MHA_EXIT_USAGE, "no command; rule: demo or run, and --help explains them");
+  const bool alone = argc == 2;
+  if (alone && strcmp(argv[1], "--help") == 0)
+    return print_help();
+  if (alone && strcmp(argv[1], "--version") == 0)
+    return print_version();
+  for (int i = 0; i < N_COMMANDS; i++)
+    if (strcmp(argv[1], commands[i].name) == 0)
+      return parse_and_run(i, argc - 2, argv + 2);
+  (void)mha_fail(&error, MHA_ERROR_VALUE,
+                 "unknown command \"%.64s\"; rule: demo or run, and --help explains them", argv[1]);
+  return fail(MHA_EXIT_USAGE, error.message);
+}

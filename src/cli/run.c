@@ -1,0 +1,361 @@
+/* Owns `mha run`: one layer over .npy files. Everything is read and computed before anything is
+ * written. */
+#include "commands.h"
+#include "view.h"
+
+#include "../error.h"
+#include "../files/npy.h"
+#include "../memory.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Three files may come out. */
+enum { RESULT_OUTPUT, RESULT_WEIGHTS, RESULT_LSE, N_RESULTS };
+
+static const mha_option result_options[N_RESULTS] = {MHA_OPTION_OUTPUT, MHA_OPTION_ATTN_WEIGHTS,
+                                                     MHA_OPTION_LSE};
+
+typedef struct result {
+  float *data; /* NULL = not asked for */
+  size_t bytes;
+  int rank;
+  int64_t shape[4];
+} result;
+
+typedef struct run {
+  const mha_options *options;
+  mha_weights *weights;
+  mha_context *context;
+  mha_config config; /* of the layer, every size derived */
+  bool has_batch;    /* the input has a batch dimension, so the results have it too */
+  mha_npy_array query, key, value, attend, bias, slopes, sinks;
+  mha_attention attention;
+  mha_forward_args args;
+  result results[N_RESULTS];
+} run;
+
+static const mha_option_value *option(const run *r, mha_option which) {
+  return &r->options->values[which];
+}
+
+/* ---- The command line ------------------------------------------------------------------------ */
+
+mha_status mha_run_check(const mha_options *options, mha_error *error) {
+  const mha_option_value *v = options->values;
+  if (v[MHA_OPTION_VALUE].given && !v[MHA_OPTION_KEY].given)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "--value is given without --key; rule: a value has a "
+                    "key");
+  if (v[MHA_OPTION_STAGE].given && !v[MHA_OPTION_ATTN_WEIGHTS].given)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "--stage is given without --attn-weights; rule: it "
+                    "says which weights to write");
+  if (v[MHA_OPTION_KV_HEADS].given &&
+      v[MHA_OPTION_HEADS].integer % v[MHA_OPTION_KV_HEADS].integer != 0)
+    return mha_fail(error, MHA_ERROR_HEADS,
+                    "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",
+                    v[MHA_OPTION_KV_HEADS].integer, v[MHA_OPTION_HEADS].integer);
+  for (int i = 0; i < N_RESULTS; i++)
+    for (int j = 0; j < i; j++)
+      if (v[result_options[i]].given && v[result_options[j]].given &&
+          strcmp(v[result_options[i]].text, v[result_options[j]].text) == 0)
+        return mha_fail(error, MHA_ERROR_VALUE,
+                        "two results go to \"%.200s\"; rule: a file for each",
+                        v[result_options[i]].text);
+  return MHA_OK;
+}
+
+/* ---- Layer and sequences --------------------------------------------------------------------- */
+
+static mha_status create(run *r, mha_error *error) {
+  mha_config config;
+  mha_context_options context_options;
+  MHA_INIT(&config);
+  config.n_heads = option(r, MHA_OPTION_HEADS)->integer;
+  config.n_kv_heads = option(r, MHA_OPTION_KV_HEADS)->integer;
+  mha_status status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
+                                       option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
+  MHA_INIT(&r->config);
+  if (!status)
+    status = mha_weights_config(r->weights, &r->config, error);
+  MHA_INIT(&context_options);
+  context_options.n_threads = (int32_t)option(r, MHA_OPTION_THREADS)->integer;
+  if (!status)
+    status = mha_context_create(&context_options, &r->context, error);
+  if (!status && option(r, MHA_OPTION_TRACE)->given)
+    status = mha_context_trace(r->context, mha_view_trace, stdout, error);
+  return status;
+}
+
+static mha_status fail_shape(const char *path, const mha_npy_array *array, const char *rule,
+                             mha_error *error) {
+  char shape[128];
+  return mha_fail(error, MHA_ERROR_SIZE, "%s has shape %s; rule: %s", mha_npy_shown_path(path),
+                  mha_npy_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
+}
+
+/* Reads [L][width] or [B][L][width]; `letter` names the width. */
+static mha_status read_sequence(const run *r, mha_option which, int64_t width, const char *letter,
+                                mha_npy_array *array, mha_error *error) {
+  const char *path = option(r, which)->text;
+  char rule[128];
+  const mha_status status = mha_npy_read(path, MHA_NPY_FLOATS, NULL, array, error);
+  if (status)
+    return status;
+  if ((array->rank == 2 || array->rank == 3) && array->shape[array->rank - 1] == width)
+    return MHA_OK;
+  (void)snprintf(rule, sizeof rule, "[L][%s] or [B][L][%s] with the weights' %s = %" PRId64, letter,
+                 letter, letter, width);
+  return fail_shape(path, array, rule, error);
+}
+
+/* Keys or values: as many batch entries as the input has, and their own length. */
+static mha_status read_more(run *r, mha_option which, int64_t width, const char *letter,
+                            mha_npy_array *array, mha_error *error) {
+  const char *path = option(r, which)->text;
+  const mha_status status = read_sequence(r, which, width, letter, array, error);
+  if (status)
+    return status;
+  if (array->rank != r->query.rank || (r->has_batch && array->shape[0] != r->query.shape[0]))
+    return fail_shape(path, array, "the batch dimension of --input, or none where that has none",
+                      error);
+  const int64_t length = array->shape[array->rank - 2];
+  if (which == MHA_OPTION_VALUE && length != r->args.key_length)
+    return fail_shape(path, array, "as many rows as --key", error);
+  r->args.key_length = length;
+  return MHA_OK;
+}
+
+static mha_status read_sequences(run *r, mha_error *error) {
+  mha_forward_args *args = &r->args;
+  MHA_INIT(args);
+  mha_status status =
+      read_sequence(r, MHA_OPTION_INPUT, r->config.query_width, "Eq", &r->query, error);
+  if (status)
+    return status;
+  r->has_batch = r->query.rank == 3;
+  args->batch = r->has_batch ? r->query.shape[0] : 1;
+  args->query_length = r->query.shape[r->query.rank - 2];
+  args->query = r->query.data;
+  if (option(r, MHA_OPTION_KEY)->given)
+    status = read_more(r, MHA_OPTION_KEY, r->config.key_width, "Ek", &r->key, error);
+  if (!status && option(r, MHA_OPTION_VALUE)->given)
+    status = read_more(r, MHA_OPTION_VALUE, r->config.value_width, "Ev", &r->value, error);
+  args->key = r->key.data;
+  args->value = r->value.data;
+  return status;
+}
+
+/* ---- Who attends to whom --------------------------------------------------------------------- */
+
+/* Reads [B|1][H|1][Lq|1][Lk], of which the first ones may be missing and stay 1 in `extents`. */
+static mha_status read_extents(const run *r, mha_option which, mha_npy_kind kind,
+                               mha_npy_array *array, int64_t extents[4], mha_error *error) {
+  const char *path = option(r, which)->text;
+  const mha_status status = mha_npy_read(path, kind, NULL, array, error);
+  if (status)
+    return status;
+  if (array->rank < 1 || array->rank > 4)
+    return fail_shape(path, array, "[B|1][H|1][Lq|1][Lk] or the last ones of these", error);
+  memcpy(extents + 4 - array->rank, array->shape, (size_t)array->rank * sizeof extents[0]);
+  return MHA_OK;
+}
+
+static mha_status read_mask(run *r, mha_error *error) {
+  int64_t extents[4] = {1, 1, 1, 1};
+  mha_mask *mask = &r->attention.attend;
+  if (!option(r, MHA_OPTION_ATTEND)->given)
+    return MHA_OK;
+  const mha_status status =
+      read_extents(r, MHA_OPTION_ATTEND, MHA_NPY_BYTES, &r->attend, extents, error);
+  if (status)
+    return status;
+  mask->data = r->attend.data;
+  mask->batch = extents[0];
+  mask->heads = extents[1];
+  mask->rows = extents[2];
+  mask->columns = extents[3];
+  return MHA_OK;
+}
+
+static mha_status read_bias(run *r, mha_error *error) {
+  int64_t extents[4] = {1, 1, 1, 1};
+  mha_bias *bias = &r->attention.bias;
+  if (!option(r, MHA_OPTION_BIAS)->given)
+    return MHA_OK;
+  const mha_status status =
+      read_extents(r, MHA_OPTION_BIAS, MHA_NPY_FLOATS, &r->bias, extents, error);
+  if (status)
+    return status;
+  bias->data = r->bias.data;
+  bias->batch = extents[0];
+  bias->heads = extents[1];
+  bias->rows = extents[2];
+  bias->columns = extents[3];
+  return MHA_OK;
+}
+
+/* Reads [H], if the option is given. */
+static mha_status read_per_head(const run *r, mha_option which, mha_npy_array *array,
+                                const float **numbers, mha_error *error) {
+  const char *path = option(r, which)->text;
+  if (!option(r, which)->given)
+    return MHA_OK;
+  const mha_status status = mha_npy_read(path, MHA_NPY_FLOATS, NULL, array, error);
+  if (status)
+    return status;
+  *numbers = array->data;
+  return array->rank == 1 && array->shape[0] == r->config.n_heads
+             ? MHA_OK
+             : fail_shape(path, array, "[H], one number for each of --heads", error);
+}
+
+static mha_status take_lengths(const run *r, mha_option which, const char *name,
+                               const int64_t **lengths, mha_error *error) {
+  const mha_option_value *value = option(r, which);
+  *lengths = value->list;
+  if (!value->given || value->list_count == r->args.batch)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_LENGTH,
+                  "%s has %" PRId64 " numbers; rule: one for each of the %" PRId64 " batch entries",
+                  name, value->list_count, r->args.batch);
+}
+
+static void take_rules(run *r) {
+  mha_attention *a = &r->attention;
+  const mha_option_value *window = option(r, MHA_OPTION_WINDOW);
+  a->causal = option(r, MHA_OPTION_CAUSAL)->given;
+  a->alignment = option(r, MHA_OPTION_ALIGN)->alignment;
+  a->offset = option(r, MHA_OPTION_ALIGN)->integer;
+  a->scale = option(r, MHA_OPTION_SCALE)->number;
+  a->softcap = option(r, MHA_OPTION_SOFTCAP)->number;
+  if (option(r, MHA_OPTION_SCALE)->given)
+    a->flags |= MHA_SCALE;
+  if (option(r, MHA_OPTION_SOFTCAP)->given)
+    a->flags |= MHA_SOFTCAP;
+  if (window->given) {
+    a->flags |= MHA_WINDOW;
+    a->window_left = window->list[0];
+    a->window_right = window->list[1];
+  }
+}
+
+static mha_status read_rules(run *r, mha_error *error) {
+  mha_attention *a = &r->attention;
+  MHA_INIT(a);
+  take_rules(r);
+  mha_status status = take_lengths(r, MHA_OPTION_LENGTHS, "--lengths", &a->key_lengths, error);
+  if (!status)
+    status = take_lengths(r, MHA_OPTION_QUERY_LENGTHS, "--query-lengths", &a->query_lengths, error);
+  if (!status)
+    status = read_mask(r, error);
+  if (!status)
+    status = read_bias(r, error);
+  if (!status)
+    status = read_per_head(r, MHA_OPTION_ALIBI, &r->slopes, &a->alibi_slopes, error);
+  if (!status)
+    status = read_per_head(r, MHA_OPTION_SINKS, &r->sinks, &a->sinks, error);
+  r->args.attention = a;
+  return status;
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+
+/* Memory for [B][n1][n2][n3] or, without a batch, [n1][n2][n3]; the last ones may be missing. */
+static mha_status make_result(run *r, int which, int rank, const int64_t *shape, float **data,
+                              mha_error *error) {
+  const mha_option_value *value = option(r, result_options[which]);
+  const mha_allocator memory = mha_memory_allocator(NULL);
+  result *made = &r->results[which];
+  mha_layout layout = {0};
+  int64_t n = r->args.batch;
+  bool fits = true;
+  if (!value->given)
+    return MHA_OK;
+  for (int axis = 0; axis < rank; axis++)
+    fits = fits && mha_multiply(n, shape[axis], &n);
+  (void)mha_layout_add(&layout, sizeof *made->data, n, 1, 1);
+  if (!fits || layout.overflow)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "the numbers for %s overflow; rule: they fit the address space",
+                    mha_npy_shown_path(value->text));
+  made->bytes = layout.bytes ? layout.bytes : MHA_ALIGNMENT;
+  made->data = mha_memory_allocate(&memory, made->bytes);
+  if (!made->data)
+    return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of %s", made->bytes,
+                    mha_npy_shown_path(value->text));
+  made->shape[0] = r->args.batch;
+  made->rank = rank + (r->has_batch ? 1 : 0);
+  memcpy(made->shape + (r->has_batch ? 1 : 0), shape, (size_t)rank * sizeof shape[0]);
+  *data = made->data;
+  return MHA_OK;
+}
+
+/* The command counts the stages in the order of computation. */
+static mha_stage stage_of(const mha_option_value *value) {
+  static const mha_stage stages[] = {MHA_STAGE_SCALED, MHA_STAGE_CAPPED, MHA_STAGE_FINAL,
+                                     MHA_STAGE_WEIGHTS};
+  return value->given ? stages[value->integer] : MHA_STAGE_WEIGHTS;
+}
+
+static mha_status make_results(run *r, mha_error *error) {
+  const int64_t Lq = r->args.query_length;
+  const int64_t Lk = r->key.data ? r->args.key_length : Lq;
+  const int64_t output[] = {Lq, r->config.output_width};
+  const int64_t weights[] = {r->config.n_heads, Lq, Lk};
+  r->attention.weights_stage = (int32_t)stage_of(option(r, MHA_OPTION_STAGE));
+  mha_status status = make_result(r, RESULT_OUTPUT, 2, output, &r->args.output, error);
+  if (!status)
+    status = make_result(r, RESULT_WEIGHTS, 3, weights, &r->attention.weights, error);
+  if (!status)
+    status = make_result(r, RESULT_LSE, 2, weights, &r->attention.log_sum_exp, error);
+  return status;
+}
+
+/* All files are complete under temporary names before the first one gets its own. */
+static mha_status write_results(const run *r, mha_error *error) {
+  mha_npy_output files[N_RESULTS];
+  mha_status status = MHA_OK;
+  for (int i = 0; i < N_RESULTS; i++)
+    files[i].temporary[0] = '\0';
+  for (int i = 0; !status && i < N_RESULTS; i++)
+    if (r->results[i].data)
+      status = mha_npy_stage(option(r, result_options[i])->text, r->results[i].rank,
+                             r->results[i].shape, r->results[i].data, &files[i], error);
+  for (int i = 0; !status && i < N_RESULTS; i++)
+    if (r->results[i].data)
+      status = mha_npy_commit(&files[i], error);
+  for (int i = 0; i < N_RESULTS; i++)
+    mha_npy_discard(&files[i]);
+  return status;
+}
+
+static void release(run *r) {
+  const mha_allocator memory = mha_memory_allocator(NULL);
+  mha_npy_array *arrays[] = {&r->query, &r->key,    &r->value, &r->attend,
+                             &r->bias,  &r->slopes, &r->sinks};
+  for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+    mha_npy_array_release(arrays[i]);
+  for (int i = 0; i < N_RESULTS; i++)
+    mha_memory_release(&memory, r->results[i].data, r->results[i].bytes);
+  mha_context_destroy(r->context);
+  mha_weights_destroy(r->weights);
+}
+
+mha_status mha_run(const mha_options *options, mha_error *error) {
+  run r = {.options = options};
+  mha_status status = create(&r, error);
+  if (!status)
+    status = read_sequences(&r, error);
+  if (!status)
+    status = read_rules(&r, error);
+  if (!status)
+    status = make_results(&r, error);
+  if (!status)
+    status = mha_forward(r.context, r.weights, &r.args, error);
+  if (!status)
+    status = write_results(&r, error);
+  release(&r);
+  return status;
+}
