@@ -48,19 +48,41 @@ float mha_exp(float x) {
   return exponential(x);
 }
 
+static inline float max2(float a, float b) {
+  return a > b ? a : b; /* b where a is NaN */
+}
+
+/* The maximum is bound by latency: in long rows four vectors of lanes keep four comparisons in
+ * flight. */
+#define MAX_LANES (4 * MHA_LANES)
+
+/* Maximum of the first n - n mod MAX_LANES elements, n >= MAX_LANES. */
+static inline float max_of_blocks(const float *row, int64_t n) {
+  float lanes[MAX_LANES];
+  for (int k = 0; k < MAX_LANES; k++)
+    lanes[k] = -INFINITY;
+  for (int64_t j = 0; j + MAX_LANES <= n; j += MAX_LANES)
+    for (int k = 0; k < MAX_LANES; k++)
+      lanes[k] = max2(row[j + k], lanes[k]);
+  for (int half = MAX_LANES / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; k++)
+      lanes[k] = max2(lanes[k + half], lanes[k]);
+  return lanes[0];
+}
+
 MHA_CLONES float mha_row_max(const float *row, int64_t n) {
+  float max = n >= MAX_LANES ? max_of_blocks(row, n) : -INFINITY;
+  int64_t j = n >= MAX_LANES ? n - n % MAX_LANES : 0;
   float lanes[MHA_LANES];
   for (int k = 0; k < MHA_LANES; k++)
-    lanes[k] = -INFINITY;
-  int64_t j = 0;
+    lanes[k] = max;
   for (; j + MHA_LANES <= n; j += MHA_LANES)
     for (int k = 0; k < MHA_LANES; k++)
-      lanes[k] = row[j + k] > lanes[k] ? row[j + k] : lanes[k];
-  float max = -INFINITY;
+      lanes[k] = max2(row[j + k], lanes[k]);
   for (; j < n; j++)
-    max = row[j] > max ? row[j] : max;
+    max = max2(row[j], max);
   for (int k = 0; k < MHA_LANES; k++)
-    max = lanes[k] > max ? lanes[k] : max;
+    max = max2(lanes[k], max);
   return max;
 }
 
