@@ -1,0 +1,918 @@
+/* The command `mha`, run as a user runs it: what it prints and writes, and how it refuses. What a
+ * run writes is compared, bit by bit, with what the same call gives in this process. */
+#define _XOPEN_SOURCE 700
+
+#include "support.h"
+
+#include "files/npy.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ARTICLE MHA_TEST_DATA_DIR "/article/"
+
+static const char article[] = ARTICLE;
+static const char article_x[] = ARTICLE "X.npy";
+
+#define ARTICLE_RUN "run", "--weights", article, "--heads", "2", "--input", article_x
+
+/* float32 against the article's float64: what its reader is promised. */
+static const double tolerance = 1e-5;
+
+/* ---- Running the command --------------------------------------------------------------------- */
+
+enum { MAX_WORDS = 60, TEXT_BYTES = 65536 };
+
+static char out_text[TEXT_BYTES];
+static char err_text[TEXT_BYTES];
+
+static void read_text(const char *path, char text[TEXT_BYTES]) {
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  const size_t n = fread(text, 1, TEXT_BYTES - 1, file);
+  text[n] = '\0';
+  assert_int_equal(fclose(file), 0);
+}
+
+static void redirect(const char *path, int to) {
+  const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  if (file < 0 || dup2(file, to) != to)
+    _exit(126);
+}
+
+/* Runs the command with the words up to NULL; standard output goes to `out`. */
+static int run_to(const char *out, const char *const *words) {
+  char *argv[MAX_WORDS + 2];
+  int n = 0;
+  int result = 0;
+  argv[n++] = (char *)(uintptr_t)MHA_CLI_PATH;
+  for (; words[n - 1]; n++) {
+    assert_true(n < MAX_WORDS);
+    argv[n] = (char *)(uintptr_t)words[n - 1];
+  }
+  argv[n] = NULL;
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    redirect(out, STDOUT_FILENO);
+    redirect("stderr.txt", STDERR_FILENO);
+    (void)alarm(120); /* a command that hangs ends by a signal */
+    execv(MHA_CLI_PATH, argv);
+    _exit(127);
+  }
+  while (waitpid(child, &result, 0) < 0)
+    assert_int_equal(errno, EINTR);
+  read_text("stderr.txt", err_text);
+  if (!WIFEXITED(result))
+    test_failed("the command ended by signal %d", WTERMSIG(result));
+  return WEXITSTATUS(result);
+}
+
+static int run(const char *const *words) {
+  const int result = run_to("stdout.txt", words);
+  read_text("stdout.txt", out_text);
+  return result;
+}
+
+/* A successful run: exit status 0 and a silent stderr. */
+static void run_well(const char *const *words) {
+  const int result = run(words);
+  if (result != 0 || err_text[0] != '\0')
+    test_failed("exit status %d, stderr \"%s\"", result, err_text);
+}
+
+#define RUN_WELL(...) run_well((const char *const[]){__VA_ARGS__, NULL})
+
+/* A refused run: the exit status, one line on stderr with `fragment`, nothing on stdout. */
+static void run_badly(int expected, const char *fragment, const char *const *words) {
+  const int result = run(words);
+  const size_t n = strlen(err_text);
+  if (result != expected || !strstr(err_text, fragment))
+    test_failed("exit status %d instead of %d, or stderr \"%s\" lacks \"%s\"", result, expected,
+                err_text, fragment);
+  assert_true(n > 1 && strchr(err_text, '\n') == err_text + n - 1);
+  assert_memory_equal(err_text, "mha: ", 5);
+  assert_string_equal(out_text, "");
+}
+
+#define RUN_BADLY(expected, fragment, ...)                                                         \
+  run_badly(expected, fragment, (const char *const[]){__VA_ARGS__, NULL})
+
+/* ---- Files ----------------------------------------------------------------------------------- */
+
+static int files_here(void) {
+  int n = 0;
+  DIR *folder = opendir(".");
+  assert_non_null(folder);
+  while (readdir(folder))
+    n++;
+  assert_int_equal(closedir(folder), 0);
+  return n;
+}
+
+static bool exists(const char *path) {
+  struct stat info;
+  return lstat(path, &info) == 0;
+}
+
+/* Reads what the command wrote and removes it. */
+static mha_npy_array take(const char *path) {
+  mha_npy_array array;
+  mha_error error;
+  test_expect(mha_npy_read(path, MHA_NPY_FLOATS, NULL, &array, &error), MHA_OK, &error);
+  assert_int_equal(unlink(path), 0);
+  return array;
+}
+
+static void check_shape(const mha_npy_array *array, int rank, const int64_t *shape) {
+  assert_int_equal(array->rank, rank);
+  for (int axis = 0; axis < rank; axis++)
+    assert_int_equal(array->shape[axis], shape[axis]);
+}
+
+/* The written file against a file of the article. */
+static void check_article(const char *path, const char *expected_path, int rank,
+                          const int64_t *shape) {
+  mha_npy_array got = take(path);
+  double *expected = test_read_npy(expected_path, got.n_elements);
+  check_shape(&got, rank, shape);
+  for (int64_t i = 0; i < got.n_elements; i++)
+    test_near(expected_path, (double)((const float *)got.data)[i], expected[i], tolerance);
+  free(expected);
+  mha_npy_array_release(&got);
+}
+
+/* ---- The article ----------------------------------------------------------------------------- */
+
+/* Finds `label` at the beginning of a line behind `from`, followed by spaces and `shape`. */
+static const char *find_line(const char *from, const char *label, const char *shape) {
+  char begin[128];
+  (void)snprintf(begin, sizeof begin, "\n  %s ", label);
+  for (const char *at = strstr(from, begin); at; at = strstr(at + 1, begin)) {
+    const char *rest = at + strlen(begin);
+    rest += strspn(rest, " ");
+    if (strncmp(rest, shape, strlen(shape)) == 0)
+      return at + 1;
+  }
+  test_failed("no line \"%s %s\" in\n%s", label, shape, from);
+  return from;
+}
+
+static void demo_walks_in_the_articles_order(void **state) {
+  static const struct {
+    const char *label, *shape;
+  } lines[] = {
+      {"X", "(7, 8)"},
+      {"Q", "(7, 8)"},
+      {"K", "(7, 8)"},
+      {"V", "(7, 8)"},
+      {"Q after reshape", "(7, 2, 4)      strides (8, 4, 1)"},
+      {"Q after transpose", "(2, 7, 4)      strides (4, 8, 1)"},
+      {"K after reshape", "(7, 2, 4)"},
+      {"K after transpose", "(2, 7, 4)"},
+      {"V after reshape", "(7, 2, 4)"},
+      {"V after transpose", "(2, 7, 4)"},
+      {"weights", "(2, 7, 7)"},
+      {"head 0:", "(7, 4)"},
+      {"head 1:", "(7, 4)"},
+      {"stacked", "(2, 7, 4)      strides (4, 8, 1)"},
+      {"transposed back", "(7, 2, 4)      strides (8, 4, 1)"},
+      {"reshaped", "(7, 8)         strides (8, 1)"},
+      {"same memory as the heads, nothing copied:", "true\n"},
+      {"output", "(7, 8)"},
+      {"same shape as the input:", "true\n"},
+  };
+  (void)state;
+  RUN_WELL("demo");
+  const char *at = out_text;
+  for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+    at = find_line(at, lines[i].label, lines[i].shape);
+}
+
+/* The matrix that the demo prints last. */
+static void parse_matrix(float numbers[56]) {
+  static const char title[] = "\noutput (7, 8)\n";
+  const char *at = strstr(out_text, title);
+  assert_non_null(at);
+  at += strlen(title);
+  for (int row = 0; row < 7; row++) {
+    const char *line_end = strchr(at, '\n');
+    assert_non_null(line_end);
+    for (int column = 0; column < 8; column++) {
+      char *end = NULL;
+      numbers[row * 8 + column] = strtof(at, &end);
+      assert_true(end > at && end <= line_end);
+      at = end;
+    }
+    assert_ptr_equal(at, line_end);
+    at++;
+  }
+  assert_string_equal(at, "");
+}
+
+static void demo_prints_the_articles_output(void **state) {
+  float numbers[56];
+  double *expected = test_read_npy(ARTICLE "output.npy", 56);
+  (void)state;
+  RUN_WELL("demo");
+  parse_matrix(numbers);
+  for (int i = 0; i < 56; i++)
+    test_near("output", (double)numbers[i], expected[i], tolerance);
+  free(expected);
+}
+
+static void run_writes_what_the_demo_prints(void **state) {
+  static const int64_t shape[2] = {7, 8};
+  float printed[56];
+  (void)state;
+  RUN_WELL("demo");
+  parse_matrix(printed);
+  RUN_WELL(ARTICLE_RUN, "--output", "y.npy");
+  assert_string_equal(out_text, "");
+  mha_npy_array got = take("y.npy");
+  check_shape(&got, 2, shape);
+  for (int i = 0; i < 56; i++) /* printed with seven decimals */
+    test_near("demo", (double)printed[i], (double)((const float *)got.data)[i], 1.5e-6);
+  mha_npy_array_release(&got);
+  RUN_WELL(ARTICLE_RUN, "--output=y.npy", "--attn-weights=p.npy");
+  check_article("y.npy", ARTICLE "output.npy", 2, shape);
+  check_article("p.npy", ARTICLE "weights.npy", 3, (const int64_t[]){2, 7, 7});
+}
+
+static void traces_show_every_step(void **state) {
+  static const struct {
+    const char *label, *shape;
+  } lines[] = {
+      {"Q", "(1, 7, 8)      strides (56, 8, 1)"},
+      {"K", "(1, 7, 8)      strides (56, 8, 1)"},
+      {"V", "(1, 7, 8)      strides (56, 8, 1)"},
+      {"weights", "(1, 2, 7, 7)"},
+      {"heads", "(1, 2, 7, 4)   strides (56, 4, 8, 1)"},
+      {"concat", "(1, 7, 8)"},
+      {"output", "(1, 7, 8)"},
+  };
+  (void)state;
+  for (int demo = 0; demo < 2; demo++) {
+    if (demo)
+      RUN_WELL("demo", "--trace");
+    else
+      RUN_WELL(ARTICLE_RUN, "--output", "y.npy", "--attn-weights", "p.npy", "--trace");
+    char text[TEXT_BYTES + 1];
+    (void)snprintf(text, sizeof text, "\n%s", out_text);
+    const char *at = text;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+      at = find_line(at, lines[i].label, lines[i].shape);
+  }
+  /* without weights there is no such step, and nothing else changes */
+  mha_npy_array traced = take("y.npy");
+  RUN_WELL(ARTICLE_RUN, "--output", "y.npy", "--trace");
+  assert_null(strstr(out_text, "weights"));
+  mha_npy_array plain = take("y.npy");
+  assert_memory_equal(traced.data, plain.data, 56 * sizeof(float));
+  mha_npy_array_release(&traced);
+  mha_npy_array_release(&plain);
+  assert_int_equal(unlink("p.npy"), 0);
+}
+
+/* ---- A layer of odd sizes, in the command and in this process -------------------------------- */
+
+enum { B = 2, LQ = 5, LK = 6, H = 4, G = 2, D = 3, DV = 2, EQ = 8, EK = 6, EV = 5, EO = 7 };
+
+static float query[B * LQ * EQ];
+static float key[B * LK * EK];
+static float value[B * LK * EV];
+static float bias[H * LQ * LK];
+static float slopes[H];
+static float sinks[H];
+static uint8_t attend[B * LK]; /* [B][1][1][Lk] */
+
+static void put(const char *path, float *numbers, int rank, const int64_t *shape,
+                test_random *random) {
+  mha_error error;
+  int64_t n = 1;
+  for (int axis = 0; axis < rank; axis++)
+    n *= shape[axis];
+  test_fill_normal(random, numbers, n, 0.5);
+  test_expect(mha_npy_write(path, rank, shape, numbers, &error), MHA_OK, &error);
+}
+
+#define PUT(path, numbers, rank, ...)                                                              \
+  put(path, numbers, rank, (const int64_t[]){__VA_ARGS__}, &random)
+
+/* uint8; the writer knows floats alone. */
+static void put_mask(const char *path, const uint8_t *bytes, size_t n, const char *shape) {
+  char header[118];
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  const int used = snprintf(header, sizeof header,
+                            "{'descr': '|u1', 'fortran_order': False, 'shape': %s, }", shape);
+  memset(header + used, ' ', sizeof header - (size_t)used);
+  assert_int_equal(fwrite("\x93NUMPY\x01\0\x76\0", 1, 10, file), 10);
+  assert_int_equal(fwrite(header, 1, sizeof header, file), sizeof header);
+  assert_int_equal(fwrite(bytes, 1, n, file), n);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void put_odd_layer(void) {
+  static float numbers[256];
+  test_random random;
+  test_random_seed(&random, 2);
+  assert_int_equal(mkdir("w", 0700), 0);
+  PUT("w/a.W_Q.npy", numbers, 2, EQ, H * D);
+  PUT("w/a.W_K.npy", numbers, 2, EK, G * D);
+  PUT("w/a.W_V.npy", numbers, 2, EV, G * DV);
+  PUT("w/a.W_O.npy", numbers, 2, H * DV, EO);
+  PUT("w/a.b_K.npy", numbers, 1, G * D);
+  PUT("w/a.b_O.npy", numbers, 1, EO);
+  PUT("q.npy", query, 3, B, LQ, EQ);
+  PUT("k.npy", key, 3, B, LK, EK);
+  PUT("v.npy", value, 3, B, LK, EV);
+  PUT("bias.npy", bias, 3, H, LQ, LK);
+  PUT("slopes.npy", slopes, 1, H);
+  PUT("sinks.npy", sinks, 1, H);
+  for (int i = 0; i < B * LK; i++)
+    attend[i] = (uint8_t)(i % 3 == 1 ? 0 : 1 + i);
+  put_mask("mask.npy", attend, sizeof attend, "(2, 1, 1, 6)");
+}
+
+#define ODD_RUN                                                                                    \
+  "run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",         \
+      "q.npy", "--key", "k.npy", "--value", "v.npy", "--output", "y.npy"
+
+typedef struct answer {
+  float output[B * LQ * EO];
+  float weights[B * H * LQ * LK];
+  float lse[B * H * LQ];
+} answer;
+
+/* The same call in this process, with everything asked for. */
+static void call_library(mha_attention *a, answer *result) {
+  mha_config config;
+  mha_weights *weights = NULL;
+  mha_context *context = NULL;
+  mha_forward_args args;
+  mha_error error;
+  MHA_INIT(&config);
+  config.n_heads = H;
+  config.n_kv_heads = G;
+  test_expect(mha_weights_load(&config, "w", "a.", &weights, &error), MHA_OK, &error);
+  test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
+  MHA_INIT(&args);
+  args.batch = B;
+  args.query_length = LQ;
+  args.key_length = LK;
+  args.query = query;
+  args.key = key;
+  args.value = value;
+  args.output = result->output;
+  args.attention = a;
+  a->weights = result->weights;
+  a->log_sum_exp = result->lse;
+  test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+}
+
+static const int64_t lengths[B] = {4, 6};
+static const int64_t query_lengths[B] = {3, 5};
+
+static void set_causal(mha_attention *a) {
+  a->causal = 1;
+}
+static void set_bottom_right(mha_attention *a) {
+  a->causal = 1;
+  a->alignment = MHA_ALIGN_BOTTOM_RIGHT;
+}
+static void set_offset(mha_attention *a) {
+  a->causal = 1;
+  a->alignment = MHA_ALIGN_OFFSET;
+  a->offset = -3;
+}
+static void set_window(mha_attention *a) {
+  a->flags = MHA_WINDOW;
+  a->window_left = -1;
+  a->window_right = 1;
+}
+static void set_lengths(mha_attention *a) {
+  a->key_lengths = lengths;
+}
+static void set_query_lengths(mha_attention *a) {
+  a->query_lengths = query_lengths;
+}
+static void set_mask(mha_attention *a) {
+  a->attend = (mha_mask){.data = attend, .batch = B, .heads = 1, .rows = 1, .columns = LK};
+}
+static void set_bias(mha_attention *a) {
+  a->bias = (mha_bias){.data = bias, .batch = 1, .heads = H, .rows = LQ, .columns = LK};
+}
+static void set_scale(mha_attention *a) {
+  a->flags = MHA_SCALE;
+  a->scale = -0.25F;
+}
+static void set_scale_0(mha_attention *a) {
+  a->flags = MHA_SCALE;
+}
+static void set_softcap(mha_attention *a) {
+  a->softcap = 0.5F;
+}
+static void set_alibi(mha_attention *a) {
+  a->alibi_slopes = slopes;
+}
+static void set_sinks(mha_attention *a) {
+  a->sinks = sinks;
+}
+/* Softcap, bias and causal, so that the four stages differ. */
+static void set_stage(mha_attention *a, mha_stage stage) {
+  a->causal = 1;
+  a->softcap = 0.5F;
+  set_bias(a);
+  a->weights_stage = (int32_t)stage;
+}
+static void set_scaled(mha_attention *a) {
+  set_stage(a, MHA_STAGE_SCALED);
+}
+static void set_capped(mha_attention *a) {
+  set_stage(a, MHA_STAGE_CAPPED);
+}
+static void set_final(mha_attention *a) {
+  set_stage(a, MHA_STAGE_FINAL);
+}
+static void set_after_softmax(mha_attention *a) {
+  set_stage(a, MHA_STAGE_WEIGHTS);
+}
+static void set_all(mha_attention *a) {
+  set_stage(a, MHA_STAGE_WEIGHTS);
+  set_lengths(a);
+  set_query_lengths(a);
+  set_mask(a);
+  a->flags = MHA_SCALE | MHA_WINDOW;
+  a->scale = 0.125F;
+  a->window_left = 4;
+  a->window_right = -1;
+  a->alignment = MHA_ALIGN_OFFSET;
+  a->offset = 1;
+  a->alibi_slopes = slopes;
+  a->sinks = sinks;
+}
+
+#define STAGE_RUN "--causal", "--softcap", "0.5", "--bias", "bias.npy"
+
+static const struct {
+  void (*set)(mha_attention *a);
+  const char *words[24];
+} option_rows[] = {
+    {set_causal, {"--causal"}},
+    {set_causal, {"--causal", "--align", "top-left"}},
+    {set_bottom_right, {"--causal", "--align", "bottom-right"}},
+    {set_offset, {"--causal", "--align", "-3"}},
+    {set_offset, {"--align=-3", "--causal"}},
+    {set_window, {"--window", "-1,1"}},
+    {set_window, {"--window=-1,1"}},
+    {set_lengths, {"--lengths", "4,6"}},
+    {set_query_lengths, {"--query-lengths", "3,5"}},
+    {set_mask, {"--attend", "mask.npy"}},
+    {set_bias, {"--bias", "bias.npy"}},
+    {set_scale, {"--scale", "-0.25"}},
+    {set_scale, {"--scale=-25e-2", "--softcap", "0"}},
+    {set_scale_0, {"--scale", "0"}},
+    {set_softcap, {"--softcap", "0.5"}},
+    {set_alibi, {"--alibi", "slopes.npy"}},
+    {set_sinks, {"--sinks", "sinks.npy"}},
+    {set_scaled, {STAGE_RUN, "--stage", "0"}},
+    {set_capped, {STAGE_RUN, "--stage", "1"}},
+    {set_final, {STAGE_RUN, "--stage", "2"}},
+    {set_after_softmax, {STAGE_RUN, "--stage", "3"}},
+    {set_after_softmax, {STAGE_RUN}},
+    {set_all,
+     {STAGE_RUN, "--lengths", "4,6", "--query-lengths", "3,5", "--attend", "mask.npy", "--scale",
+      "0.125", "--window", "4,-1", "--align", "1", "--alibi", "slopes.npy", "--sinks", "sinks.npy",
+      "--threads=2"}},
+};
+
+static void same_bits(const char *path, int rank, const int64_t *shape, const float *expected) {
+  mha_npy_array got = take(path);
+  check_shape(&got, rank, shape);
+  test_same_bits(path, (test_shape){{1, 1, 1, got.n_elements}}, got.data, expected);
+  mha_npy_array_release(&got);
+}
+
+/* Runs the odd layer with more words and compares all three files with the library's answer. */
+static void check_odd_run(const char *const *more, const answer *expected) {
+  const char *words[MAX_WORDS] = {ODD_RUN, "--attn-weights", "p.npy", "--lse", "f.npy"};
+  int n = 0;
+  while (words[n])
+    n++;
+  for (int i = 0; more[i]; i++)
+    words[n++] = more[i];
+  run_well(words);
+  same_bits("y.npy", 3, (const int64_t[]){B, LQ, EO}, expected->output);
+  same_bits("p.npy", 4, (const int64_t[]){B, H, LQ, LK}, expected->weights);
+  same_bits("f.npy", 3, (const int64_t[]){B, H, LQ}, expected->lse);
+}
+
+static void options_reach_the_library(void **state) {
+  static answer plain;
+  static answer expected;
+  mha_attention a;
+  (void)state;
+  MHA_INIT(&a);
+  call_library(&a, &plain);
+  check_odd_run((const char *const[]){NULL}, &plain);
+  for (size_t i = 0; i < sizeof option_rows / sizeof option_rows[0]; i++) {
+    test_note("row %zu: %s", i, option_rows[i].words[0]);
+    MHA_INIT(&a);
+    option_rows[i].set(&a);
+    call_library(&a, &expected);
+    assert_memory_not_equal(&expected, &plain, sizeof plain); /* the option does something */
+    check_odd_run(option_rows[i].words, &expected);
+  }
+}
+
+/* Masks with fewer dimensions are the last ones. */
+static void masks_of_every_rank(void **state) {
+  static const uint8_t row[LK] = {1, 0, 1, 1, 0, 1};
+  static const char *const shapes[] = {"(6,)", "(1, 6)", "(1, 1, 6)", "(1, 1, 1, 6)"};
+  static answer expected;
+  (void)state;
+  for (size_t i = 0; i < 4; i++) {
+    mha_attention a;
+    MHA_INIT(&a);
+    a.attend = (mha_mask){.data = row, .batch = 1, .heads = 1, .rows = 1, .columns = LK};
+    call_library(&a, &expected);
+    put_mask("row.npy", row, sizeof row, shapes[i]);
+    check_odd_run((const char *const[]){"--attend", "row.npy", NULL}, &expected);
+  }
+  assert_int_equal(unlink("row.npy"), 0);
+}
+
+static void thread_counts_change_no_bit(void **state) {
+  static const char *const counts[] = {"0", "1", "2", "3"};
+  static answer expected;
+  mha_attention a;
+  (void)state;
+  MHA_INIT(&a);
+  call_library(&a, &expected);
+  for (size_t i = 0; i < 4; i++)
+    check_odd_run((const char *const[]){"--threads", counts[i], NULL}, &expected);
+}
+
+/* Without --key the key is the input, without --value the value is the key; [L][E] gives [L][Eo].
+ */
+static void inputs_default_to_each_other(void **state) {
+  static const int64_t shape[2] = {7, 8};
+  (void)state;
+  for (int given = 0; given < 3; given++) {
+    const char *words[MAX_WORDS] = {ARTICLE_RUN, "--output", "y.npy", "--lse", "f.npy"};
+    int n = 0;
+    while (words[n])
+      n++;
+    if (given > 0) {
+      words[n++] = "--key";
+      words[n++] = article_x;
+    }
+    if (given > 1) {
+      words[n++] = "--value";
+      words[n++] = article_x;
+    }
+    run_well(words);
+    check_article("y.npy", ARTICLE "output.npy", 2, shape);
+    mha_npy_array lse = take("f.npy");
+    check_shape(&lse, 2, (const int64_t[]){2, 7});
+    mha_npy_array_release(&lse);
+  }
+}
+
+static void empty_inputs_give_empty_outputs(void **state) {
+  static const int64_t no_rows[2] = {0, 8};
+  static const int64_t no_batch[3] = {0, 7, 8};
+  (void)state;
+  assert_int_equal(mha_npy_write("empty.npy", 2, no_rows, NULL, NULL), MHA_OK);
+  RUN_WELL("run", "--weights", article, "--heads", "2", "--input", "empty.npy", "--output", "y.npy",
+           "--attn-weights", "p.npy");
+  mha_npy_array got = take("y.npy");
+  check_shape(&got, 2, no_rows);
+  mha_npy_array_release(&got);
+  got = take("p.npy");
+  check_shape(&got, 3, (const int64_t[]){2, 0, 0});
+  mha_npy_array_release(&got);
+  assert_int_equal(mha_npy_write("empty.npy", 3, no_batch, NULL, NULL), MHA_OK);
+  RUN_WELL("run", "--weights", article, "--heads", "2", "--input", "empty.npy", "--output",
+           "y.npy");
+  got = take("y.npy");
+  check_shape(&got, 3, no_batch);
+  mha_npy_array_release(&got);
+  assert_int_equal(unlink("empty.npy"), 0);
+}
+
+/* The output may replace the input. */
+static void an_input_may_be_replaced(void **state) {
+  static const int64_t shape[2] = {7, 8};
+  mha_npy_array x;
+  (void)state;
+  assert_int_equal(mha_npy_read(ARTICLE "X.npy", MHA_NPY_FLOATS, NULL, &x, NULL), MHA_OK);
+  assert_int_equal(mha_npy_write("x.npy", 2, shape, x.data, NULL), MHA_OK);
+  mha_npy_array_release(&x);
+  RUN_WELL("run", "--weights", article, "--heads", "2", "--input", "x.npy", "--output", "x.npy");
+  check_article("x.npy", ARTICLE "output.npy", 2, shape);
+}
+
+/* ---- Bad command lines ----------------------------------------------------------------------- */
+
+static const struct {
+  const char *fragment;
+  const char *words[24];
+} usage_rows[] = {
+    {"no command", {NULL}},
+    {"unknown command \"dance\"", {"dance"}},
+    {"unknown command \"--trace\"", {"--trace"}},
+    {"unknown command \"\"", {""}},
+    {"unknown command \"--version\"", {"--version", "x"}},
+    {"unknown option \"--svg\"", {"demo", "--svg", "x.svg"}},
+    {"unknown option \"--svg\"", {ARTICLE_RUN, "--output", "y.npy", "--svg", "x.svg"}},
+    {"unknown option \"--labels\"", {ARTICLE_RUN, "--output", "y.npy", "--labels", "x"}},
+    {"unknown option \"--steps\"", {ARTICLE_RUN, "--output", "y.npy", "--steps"}},
+    {"unknown command \"inspect\"", {"inspect", article}},
+    {"unknown option \"--heads\"", {"demo", "--heads", "2"}},
+    {"unexpected word \"x\"", {"demo", "x"}},
+    {"unexpected word \"\"", {"demo", ""}},
+    {"unknown option \"--\"", {"demo", "--"}},
+    {"unknown option \"-\"", {"demo", "-"}},
+    {"unknown option \"--trac\"", {"demo", "--trac"}},
+    {"unknown option \"--traces\"", {"demo", "--traces"}},
+    {"unknown option \"-=\"", {"demo", "-="}},
+    {"\"--trace=1\" has a value", {"demo", "--trace=1"}},
+    {"--trace is given twice", {"demo", "--trace", "--trace"}},
+    {"--heads is given twice", {ARTICLE_RUN, "--heads", "2", "--output", "y.npy"}},
+    {"--output is missing", {ARTICLE_RUN}},
+    {"--input is missing", {"run", "--weights", article, "--heads", "2", "--output", "y.npy"}},
+    {"--heads is missing",
+     {"run", "--weights", article, "--input", article_x, "--output", "y.npy"}},
+    {"--weights is missing", {"run", "--heads", "2", "--input", "x", "--output", "y.npy"}},
+    {"--output has no value", {ARTICLE_RUN, "--output"}},
+    {"--output is empty", {ARTICLE_RUN, "--output", ""}},
+    {"--output is empty", {ARTICLE_RUN, "--output="}},
+    {"unexpected word \"y.npy\"", {"run", "--input", "--output", "y.npy"}},
+    {"--value is given without --key", {ARTICLE_RUN, "--output", "y.npy", "--value", "v.npy"}},
+    {"--stage is given without --attn-weights", {ARTICLE_RUN, "--output", "y.npy", "--stage", "1"}},
+    {"two results go to \"y.npy\"", {ARTICLE_RUN, "--output", "y.npy", "--lse", "y.npy"}},
+    {"--kv-heads is 3 for --heads 2", {ARTICLE_RUN, "--output", "y.npy", "--kv-heads", "3"}},
+    {"--kv-heads is \"0\"", {ARTICLE_RUN, "--output", "y.npy", "--kv-heads", "0"}},
+    {"--heads is \"0\"", {"run", "--heads", "0"}},
+    {"--heads is \"-2\"", {"run", "--heads", "-2"}},
+    {"--heads is \"2x\"", {"run", "--heads", "2x"}},
+    {"--heads is \" 2\"", {"run", "--heads", " 2"}},
+    {"--heads is \"2,\"", {"run", "--heads", "2,"}},
+    {"--heads is \"\"", {"run", "--heads="}},
+    {"--heads is \"2.0\"", {"run", "--heads", "2.0"}},
+    {"--heads is \"99999999999999999999\"", {"run", "--heads", "99999999999999999999"}},
+    {"--threads is \"-1\"", {"run", "--threads", "-1"}},
+    {"--threads is \"1025\"", {"run", "--threads", "1025"}},
+    {"--stage is \"4\"", {"run", "--stage", "4"}},
+    {"--stage is \"-1\"", {"run", "--stage", "-1"}},
+    {"--scale is \"nan\"", {"run", "--scale", "nan"}},
+    {"--scale is \"inf\"", {"run", "--scale", "inf"}},
+    {"--scale is \"1e39\"", {"run", "--scale", "1e39"}},
+    {"--scale is \"\"", {"run", "--scale", ""}},
+    {"--scale is \"1 \"", {"run", "--scale", "1 "}},
+    {"--softcap is \"-1\"", {"run", "--softcap", "-1"}},
+    {"--softcap is \"x\"", {"run", "--softcap", "x"}},
+    {"--align is \"middle\"", {"run", "--align", "middle"}},
+    {"--align is \"1,2\"", {"run", "--align", "1,2"}},
+    {"--align is \"9223372036854775808\"", {"run", "--align", "9223372036854775808"}},
+    {"--window is \"1\"", {"run", "--window", "1"}},
+    {"--window is \"1,2,3\"", {"run", "--window", "1,2,3"}},
+    {"--window is \"-2,0\"", {"run", "--window", "-2,0"}},
+    {"--window is \"1,\"", {"run", "--window", "1,"}},
+    {"--window is \",1\"", {"run", "--window", ",1"}},
+    {"--lengths is \"\"", {"run", "--lengths", ""}},
+    {"--lengths is \"1,,2\"", {"run", "--lengths", "1,,2"}},
+    {"--lengths is \"1,-1\"", {"run", "--lengths", "1,-1"}},
+    {"--lengths is \"1 ,2\"", {"run", "--lengths", "1 ,2"}},
+    {"--query-lengths is \"x\"", {"run", "--query-lengths", "x"}},
+    {"unexpected word \"a?b\"", {"demo", "a\nb"}},
+};
+
+static void bad_command_lines(void **state) {
+  const int before = files_here();
+  (void)state;
+  for (size_t i = 0; i < sizeof usage_rows / sizeof usage_rows[0]; i++) {
+    test_note("row %zu", i);
+    run_badly(2, usage_rows[i].fragment, usage_rows[i].words);
+    assert_int_equal(files_here(), before);
+  }
+}
+
+/* ---- Bad data -------------------------------------------------------------------------------- */
+
+static const struct {
+  const char *fragment;
+  const char *words[28];
+} data_rows[] = {
+    {"absent does not exist",
+     {"run", "--weights", "absent", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
+    {"q.npy is a file",
+     {"run", "--weights", "q.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
+    {"w/W_Q.npy does not exist",
+     {"run", "--weights", "w", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
+    {"/W_Q.npy has shape (8, 8), for 3 heads",
+     {"run", "--weights", article, "--heads", "3", "--input", article_x, "--output", "y.npy"}},
+    {"absent.npy cannot be opened: ",
+     {"run", "--weights", article, "--heads", "2", "--input", "absent.npy", "--output", "y.npy"}},
+    {"junk.npy: a wrong byte at byte 0",
+     {"run", "--weights", article, "--heads", "2", "--input", "junk.npy", "--output", "y.npy"}},
+    {"mask.npy holds the type \"u1\"",
+     {"run", "--weights", article, "--heads", "2", "--input", "mask.npy", "--output", "y.npy"}},
+    {"slopes.npy has shape (4,); rule: [L][Eq] or [B][L][Eq] with the weights' Eq = 8",
+     {"run", "--weights", article, "--heads", "2", "--input", "slopes.npy", "--output", "y.npy"}},
+    {"k.npy has shape (2, 6, 6); rule: [L][Eq]",
+     {"run", "--weights", article, "--heads", "2", "--input", "k.npy", "--output", "y.npy"}},
+    {"rule: the batch dimension of --input", {ARTICLE_RUN, "--output", "y.npy", "--key", "q.npy"}},
+    {"v.npy has shape (2, 6, 5); rule: [L][Ek]",
+     {ARTICLE_RUN, "--output", "y.npy", "--key", "v.npy"}},
+    {"k.npy has shape (2, 6, 6); rule: [L][Ev]",
+     {"run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",
+      "q.npy", "--key", "k.npy", "--value", "k.npy", "--output", "y.npy"}},
+    {"short.npy has shape (2, 3, 5); rule: as many rows as --key",
+     {"run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",
+      "q.npy", "--key", "k.npy", "--value", "short.npy", "--output", "y.npy"}},
+    {"key", /* absent, and Ek is not Eq */
+     {"run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",
+      "q.npy", "--output", "y.npy"}},
+    {"--lengths has 1 numbers", {ODD_RUN, "--lengths", "3"}},
+    {"--query-lengths has 3 numbers", {ODD_RUN, "--query-lengths", "3,3,3"}},
+    {"7", {ODD_RUN, "--lengths", "7,6"}},
+    {"6", {ODD_RUN, "--query-lengths", "6,5"}},
+    {"bias.npy holds the type \"f4\"; rule: bool or uint8", {ODD_RUN, "--attend", "bias.npy"}},
+    {"mask.npy holds the type \"u1\"; rule: float16, float32 or float64",
+     {ODD_RUN, "--bias", "mask.npy"}},
+    {"attend", {ODD_RUN, "--attend", "narrow.npy"}},
+    {"bias", {ODD_RUN, "--bias", "slopes.npy"}},
+    {"deep.npy has shape (1, 1, 1, 1, 6)", {ODD_RUN, "--attend", "deep.npy"}},
+    {"scalar.npy has shape ()", {ODD_RUN, "--attend", "scalar.npy"}},
+    {"two.npy has shape (2,); rule: [H]", {ODD_RUN, "--alibi", "two.npy"}},
+    {"bias.npy has shape (4, 5, 6); rule: [H]", {ODD_RUN, "--sinks", "bias.npy"}},
+    {"alibi_slopes", {ODD_RUN, "--alibi", "nan.npy"}},
+    {"absent/p.npy cannot be written: ", {ODD_RUN, "--attn-weights", "absent/p.npy"}},
+    {"w is not a regular file; rule: only such are replaced", {ODD_RUN, "--lse", "w"}},
+    {"/dev/null is not a regular file", {ODD_RUN, "--lse", "/dev/null"}},
+};
+
+static void put_bad_files(void) {
+  static const uint8_t ones[LK] = {1, 1, 1, 1, 1, 1};
+  static float numbers[64];
+  test_random random;
+  test_random_seed(&random, 3);
+  FILE *file = fopen("junk.npy", "wb");
+  assert_non_null(file);
+  assert_int_equal(fputs("junk", file) < 0, 0);
+  assert_int_equal(fclose(file), 0);
+  PUT("short.npy", numbers, 3, B, 3, EV);
+  PUT("two.npy", numbers, 1, 2);
+  put_mask("narrow.npy", ones, 5, "(5,)");
+  put_mask("deep.npy", ones, 6, "(1, 1, 1, 1, 6)");
+  put_mask("scalar.npy", ones, 1, "()");
+  static const int64_t shape[1] = {H};
+  const float bad_slopes[H] = {1, NAN, 1, 1};
+  assert_int_equal(mha_npy_write("nan.npy", 1, shape, bad_slopes, NULL), MHA_OK);
+}
+
+/* An output that exists already keeps every byte, and no file appears. */
+static void bad_data(void **state) {
+  static const int64_t shape[1] = {2};
+  static const float old[2] = {1, 2};
+  (void)state;
+  put_bad_files();
+  assert_int_equal(mha_npy_write("y.npy", 1, shape, old, NULL), MHA_OK);
+  const int before = files_here();
+  for (size_t i = 0; i < sizeof data_rows / sizeof data_rows[0]; i++) {
+    test_note("row %zu: %s", i, data_rows[i].fragment);
+    run_badly(1, data_rows[i].fragment, data_rows[i].words);
+    assert_int_equal(files_here(), before);
+  }
+  same_bits("y.npy", 1, shape, old);
+}
+
+/* ---- Help and version ------------------------------------------------------------------------ */
+
+static void help_names_every_option(void **state) {
+  static const char *const names[] = {"--weights DIR",
+                                      "--prefix P",
+                                      "--heads H",
+                                      "--kv-heads G",
+                                      "--input X.npy",
+                                      "--key K.npy",
+                                      "--value V.npy",
+                                      "--output Y.npy",
+                                      "--align top-left|bottom-right|N",
+                                      "--causal",
+                                      "--window L,R",
+                                      "--lengths N,...",
+                                      "--query-lengths N,...",
+                                      "--attend M.npy",
+                                      "--bias A.npy",
+                                      "--scale S",
+                                      "--softcap C",
+                                      "--alibi S.npy",
+                                      "--sinks S.npy",
+                                      "--attn-weights P.npy",
+                                      "--stage 0-3",
+                                      "--lse F.npy",
+                                      "--trace",
+                                      "--threads N",
+                                      "--help"};
+  (void)state;
+  for (int whole = 0; whole < 2; whole++) {
+    if (whole)
+      RUN_WELL("--help");
+    else
+      RUN_WELL("run", "--help");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+      if (!strstr(out_text, names[i]))
+        test_failed("no %s in\n%s", names[i], out_text);
+    size_t longest = 0;
+    for (const char *line = strtok(out_text, "\n"); line; line = strtok(NULL, "\n"))
+      longest = strlen(line) > longest ? strlen(line) : longest;
+    assert_in_range(longest, 40, 80);
+  }
+  RUN_WELL("demo", "--help");
+  assert_non_null(strstr(out_text, "--trace"));
+  assert_null(strstr(out_text, "--weights"));
+}
+
+static void version_tells_release_and_blas(void **state) {
+  (void)state;
+  RUN_WELL("--version");
+  assert_memory_equal(out_text, "mha " MHA_VERSION_STRING "\n", sizeof MHA_VERSION_STRING + 4);
+  assert_non_null(strstr(out_text, "\nblas: "));
+  assert_non_null(strstr(out_text, "\ninstruction_set: "));
+}
+
+static void a_full_standard_output_is_an_error(void **state) {
+  (void)state;
+  if (!exists("/dev/full"))
+    skip();
+  assert_int_equal(run_to("/dev/full", (const char *const[]){"demo", NULL}), 1);
+  assert_string_equal(err_text, "mha: standard output cannot be written\n");
+  assert_int_equal(run_to("/dev/full", (const char *const[]){"--version", NULL}), 1);
+}
+
+/* ---- A folder to work in --------------------------------------------------------------------- */
+
+static char work_folder[] = "test_cli.XXXXXX";
+
+static int enter_folder(void **state) {
+  (void)state;
+  if (!mkdtemp(work_folder) || chdir(work_folder) != 0)
+    return -1;
+  put_odd_layer();
+  /* so that the number of files stays the same from the first run on */
+  return fclose(fopen("stdout.txt", "wb")) || fclose(fopen("stderr.txt", "wb"));
+}
+
+static void remove_files(const char *path) {
+  DIR *folder = opendir(path);
+  assert_non_null(folder);
+  for (const struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
+    char file[1024];
+    (void)snprintf(file, sizeof file, "%s/%s", path, entry->d_name);
+    (void)unlink(file);
+  }
+  assert_int_equal(closedir(folder), 0);
+}
+
+static int leave_folder(void **state) {
+  (void)state;
+  remove_files("w");
+  remove_files(".");
+  return rmdir("w") != 0 || chdir("..") != 0 || rmdir(work_folder) != 0;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(demo_walks_in_the_articles_order),
+      cmocka_unit_test(demo_prints_the_articles_output),
+      cmocka_unit_test(run_writes_what_the_demo_prints),
+      cmocka_unit_test(traces_show_every_step),
+      cmocka_unit_test(options_reach_the_library),
+      cmocka_unit_test(masks_of_every_rank),
+      cmocka_unit_test(thread_counts_change_no_bit),
+      cmocka_unit_test(inputs_default_to_each_other),
+      cmocka_unit_test(empty_inputs_give_empty_outputs),
+      cmocka_unit_test(an_input_may_be_replaced),
+      cmocka_unit_test(bad_command_lines),
+      cmocka_unit_test(bad_data),
+      cmocka_unit_test(help_names_every_option),
+      cmocka_unit_test(version_tells_release_and_blas),
+      cmocka_unit_test(a_full_standard_output_is_an_error),
+  };
+  return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+}
