@@ -1,0 +1,12 @@
+# One line of the plain compiler builds the library, without CMake's help, and it computes.
+include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
+
+file(REMOVE_RECURSE ${WORK})
+file(MAKE_DIRECTORY ${WORK})
+file(GLOB sources ${SOURCE}/src/*.c ${SOURCE}/src/files/*.c)
+run(ignored ${C_COMPILER} -std=c11 -O2 -fopenmp -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
+    -I${BLAS_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so ${BLAS_LIBRARIES} -lm)
+run(ignored ${C_COMPILER} -std=c11 -I${SOURCE}/include ${CONSUMER}/consumer.c -o ${WORK}/consumer
+    -L${WORK} -lmha -lm)
+run(numbers ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${WORK} ${WORK}/consumer)
+expect_numbers("${numbers}")

@@ -1,0 +1,16 @@
+# Every .c, .h and .cpp is as clang-format 14 leaves it; other releases format differently.
+include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
+
+find_program(clang_format NAMES clang-format-14 clang-format)
+if(clang_format)
+  run(version ${clang_format} --version)
+endif()
+if(NOT version MATCHES "version 14\\.")
+  message("SKIPPED: clang-format 14 is not installed")
+  return()
+endif()
+foreach(folder IN ITEMS include src tests bench)
+  file(GLOB_RECURSE found ${SOURCE}/${folder}/*.c ${SOURCE}/${folder}/*.h ${SOURCE}/${folder}/*.cpp)
+  list(APPEND files ${found})
+endforeach()
+run(ignored ${clang_format} --dry-run -Werror ${files})

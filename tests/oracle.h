@@ -1,0 +1,72 @@
+/* The judge: multi-head attention as plain loops in double precision, written from the formulas of
+ * the contract alone. It shares no code, no types and no tricks with the library. */
+#ifndef MHA_TESTS_ORACLE_H
+#define MHA_TESTS_ORACLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct oracle_matrix {
+  const double *numbers; /* [in][out], or [out][in] if out_in; NULL = identity */
+  const double *bias;    /* [out], or NULL */
+  bool out_in;
+  int64_t ld; /* distance between the rows of `numbers` */
+} oracle_matrix;
+
+typedef enum oracle_alignment {
+  ORACLE_TOP_LEFT,
+  ORACLE_BOTTOM_RIGHT,
+  ORACLE_OFFSET
+} oracle_alignment;
+
+/* One problem. Arrays are dense, in the order of the letters. Packed input (query_starts given) has
+ * [Lq] query rows and [Lk] key rows in all, shared by B sequences. */
+typedef struct oracle_problem {
+  int64_t B, Lq, Lk, H, G, d, dv, Eq, Ek, Ev, Eo;
+  oracle_matrix wq, wk, wv, wo;
+  const double *query;    /* [B][Lq][Eq] */
+  const double *key;      /* [B][Lk][Ek] */
+  const double *value;    /* [B][Lk][Ev] */
+  const double *residual; /* [B][Lq][Eo] that the result is added to, or NULL */
+
+  bool scale_given;
+  double scale;
+  double softcap; /* 0 = none */
+  bool causal, windowed;
+  int64_t window_left, window_right; /* -1 = open */
+  oracle_alignment alignment;
+  const int64_t *offsets;       /* [B] under ORACLE_OFFSET */
+  const int64_t *query_lengths; /* [B] or NULL */
+  const int64_t *key_lengths;   /* [B] or NULL */
+  const int64_t *query_starts;  /* [B+1] or NULL */
+  const int64_t *key_starts;    /* [B+1], given with query_starts */
+  const unsigned char *attend;  /* [B][H][Lq][Lk] or NULL */
+  const double *bias;           /* [B][H][Lq][Lk] or NULL */
+  const double *slopes;         /* [H] or NULL */
+  const double *sinks;          /* [H] or NULL */
+} oracle_problem;
+
+/* A value and the greatest distance from it that the contract allows, element by element. */
+typedef struct oracle_numbers {
+  double *value;
+  double *bound;
+  int64_t n;
+} oracle_numbers;
+
+typedef struct oracle_result {
+  oracle_numbers q, k, v; /* [B][Lq][H·d], [B][Lk][G·d], [B][Lk][G·dv]; rows beyond a length 0 */
+  oracle_numbers stage[4]; /* [B][H][Lq][Lk]: scaled, capped, final, weights; n = 0 if packed */
+  oracle_numbers average;  /* [B][Lq][Lk]; n = 0 if packed */
+  oracle_numbers lse;      /* [B][H][Lq], or [H][Lq] if packed */
+  oracle_numbers concat;   /* [B][Lq][H·dv] */
+  oracle_numbers output;   /* [B][Lq][Eo] */
+} oracle_result;
+
+void oracle_solve(const oracle_problem *problem, oracle_result *result);
+void oracle_free(oracle_result *result);
+
+/* y = x·W + b of `rows` rows, with the bound of any float32 order of summation. */
+void oracle_project(const oracle_matrix *matrix, const double *x, int64_t rows, int64_t in,
+                    int64_t out, oracle_numbers y);
+
+#endif
