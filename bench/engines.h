@@ -1,0 +1,49 @@
+/* The engines that take turns, and the naive one, which runs once. */
+#ifndef MHA_BENCH_ENGINES_H
+#define MHA_BENCH_ENGINES_H
+
+#include "problem.h"
+
+typedef struct bench_engine {
+  const char *name;
+  bool computes_layer; /* false: a yardstick, which leaves problem->output alone */
+  bool calls_blas;     /* runs with the BLAS's own thread count set to the row's */
+  bool one_row_only;   /* makes sense only where one row meets all the weights */
+  /* Floating-point operations of a call; NULL = bench_flops of the shape. */
+  double (*flops)(const bench_problem *problem);
+  /* Bytes that create takes beside the problem's; NULL = not worth asking. */
+  double (*needs)(const bench_problem *problem);
+  /* NULL after a message on stderr. */
+  void *(*create)(const bench_problem *problem);
+  /* One call with options->threads[thread_index] threads; the call-th set of weights is used.
+   * False after a message on stderr. */
+  bool (*run)(void *state, int thread_index, int64_t call);
+  /* Bytes that the engine is to be blamed for; NULL = none. */
+  size_t (*bytes)(const void *state, int thread_index);
+  void (*destroy)(void *state); /* accepts NULL */
+} bench_engine;
+
+extern const bench_engine bench_sgemm;    /* bare n³ product: 100 percent */
+extern const bench_engine bench_read;     /* plain read of the weights */
+extern const bench_engine bench_composed; /* four sgemm, and two and a softmax per head */
+extern const bench_engine bench_libmha;
+
+/* y = x·W + b for `rows` rows of x [rows][E], through one sgemm; which is 0 to 3. */
+void bench_project(const bench_problem *problem, const bench_weights *weights, int which,
+                   int64_t rows, const float *x, float *y);
+
+/* What the naive engine did. */
+typedef struct bench_naive_result {
+  double seconds;    /* of the whole layer */
+  bool extrapolated; /* only sampled rows were computed */
+  int64_t n_rows;    /* sampled rows */
+  int64_t *rows;     /* their indices */
+  float *output;     /* [n_rows][E] */
+} bench_naive_result;
+
+/* False after a message on stderr. Destroy the result in either case. */
+bool bench_naive_run(const bench_problem *problem, bench_naive_result *result);
+
+void bench_naive_destroy(bench_naive_result *result);
+
+#endif

@@ -1,0 +1,91 @@
+/* Owns the description of the machine, as far as /proc and the library tell it. */
+#define _POSIX_C_SOURCE 200809L
+#include "machine.h"
+
+#include "mha.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static void copy(char *text, size_t bytes, const char *from, size_t length) {
+  const size_t n = length < bytes - 1 ? length : bytes - 1;
+  memcpy(text, from, n);
+  text[n] = '\0';
+}
+
+/* Copies what follows the colon in the first line of `path` that begins with `key`. */
+static bool read_line(const char *path, const char *key, char *text, size_t bytes) {
+  char line[512];
+  bool found = false;
+  FILE *file = fopen(path, "r");
+  while (file && !found && fgets(line, sizeof line, file)) {
+    const char *colon = strchr(line, ':');
+    found = colon && strncmp(line, key, strlen(key)) == 0;
+    if (found) {
+      const char *value = colon + 1 + strspn(colon + 1, " \t");
+      copy(text, bytes, value, strcspn(value, "\n"));
+    }
+  }
+  if (file)
+    fclose(file);
+  return found;
+}
+
+void bench_machine_cpu(char *text, size_t bytes) {
+  if (!read_line("/proc/cpuinfo", "model name", text, bytes))
+    copy(text, bytes, "unknown CPU", strlen("unknown CPU"));
+}
+
+int bench_machine_cpu_count(void) {
+  const long n = sysconf(_SC_NPROCESSORS_ONLN);
+  return n > 0 ? (int)n : 1;
+}
+
+double bench_machine_available_bytes(void) {
+  char text[64];
+  if (!read_line("/proc/meminfo", "MemAvailable", text, sizeof text))
+    return INFINITY;
+  return 1024 * strtod(text, NULL);
+}
+
+/* All columns of the first line of /proc/stat but idle and waiting for disks, as seconds. */
+static double busy_seconds(void) {
+  double ticks[8] = {0}; /* user nice system idle iowait irq softirq steal */
+  int n = 0;
+  FILE *file = fopen("/proc/stat", "r");
+  if (!file)
+    return NAN;
+  if (fscanf(file, "cpu") == 0)
+    while (n < 8 && fscanf(file, "%lf", &ticks[n]) == 1)
+      n++;
+  fclose(file);
+  const double busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7];
+  return n == 8 ? busy / (double)sysconf(_SC_CLK_TCK) : NAN;
+}
+
+double bench_machine_others_seconds(void) {
+  struct timespec own;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &own);
+  return busy_seconds() - ((double)own.tv_sec + 1e-9 * (double)own.tv_nsec);
+}
+
+void bench_machine_build_info(const char *key, char *text, size_t bytes) {
+  char info[2048];
+  copy(text, bytes, "unknown", strlen("unknown"));
+  (void)mha_build_info(info, sizeof info);
+  for (const char *line = info; *line; line += strspn(line, "\n")) {
+    const size_t length = strcspn(line, "\n");
+    const size_t name = strcspn(line, ":");
+    if (name == strlen(key) && strncmp(line, key, name) == 0) {
+      const char *value = line + name + 1 + strspn(line + name + 1, " ");
+      copy(text, bytes, value, (size_t)(line + length - value));
+      return;
+    }
+    line += length;
+  }
+}

@@ -1,0 +1,267 @@
+/* Owns the order of events for one shape: buffers, one naive pass, a check that all engines agree,
+ * then rounds in which each engine has its turn. */
+#include "measure.h"
+
+#include "blas_threads.h"
+#include "machine.h"
+#include "progress.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FEWEST_ROUNDS 3
+
+/* Calls shorter than this get an untimed one before them in each turn, which fetches what the
+ * other engines' turns drove out of the caches and wakes the threads. */
+#define WARM_UP_BELOW 0.1
+
+/* ---- comparing ---- */
+
+static double largest(const float *numbers, size_t n) {
+  double result = 0;
+  for (size_t i = 0; i < n; i++)
+    result = fmax(result, fabs((double)numbers[i]));
+  return result;
+}
+
+/* Largest |a − b|; infinite if there is a NaN. */
+static double distance(const float *a, const float *b, size_t n) {
+  double result = 0;
+  for (size_t i = 0; i < n; i++) {
+    const double difference = fabs((double)a[i] - (double)b[i]);
+    if (isnan(difference))
+      return INFINITY;
+    result = fmax(result, difference);
+  }
+  return result;
+}
+
+static bool agrees(const bench_measurement *measurement, const char *name, int threads,
+                   double difference) {
+  if (difference <= BENCH_TOLERANCE)
+    return true;
+  fprintf(stderr,
+          "mha-bench: %s: %s (threads: %d) differs from the first engine by %.2g of the largest "
+          "output; rule: at most %.0e\n",
+          measurement->problem.shape.name, name, threads, difference, BENCH_TOLERANCE);
+  return false;
+}
+
+/* The first row's output is the reference, the others' are compared with it. */
+static bool check_row(bench_measurement *measurement, bench_row *row) {
+  const bench_problem *problem = &measurement->problem;
+  const size_t n = (size_t)(problem->rows * problem->shape.width);
+  if (!measurement->reference) {
+    measurement->reference = bench_floats(n);
+    if (!measurement->reference)
+      return false;
+    memcpy(measurement->reference, problem->output, n * sizeof(float));
+  }
+  const double scale = largest(measurement->reference, n);
+  row->difference = distance(problem->output, measurement->reference, n) / scale;
+  return agrees(measurement, row->engine->name, row->threads, row->difference);
+}
+
+static bool check_naive(bench_measurement *measurement) {
+  const bench_problem *problem = &measurement->problem;
+  const bench_naive_result *naive = &measurement->naive;
+  const size_t width = (size_t)problem->shape.width;
+  measurement->naive_difference = NAN;
+  if (!measurement->has_naive || !measurement->reference)
+    return true;
+  const double scale = largest(measurement->reference, (size_t)problem->rows * width);
+  double difference = 0;
+  for (int64_t i = 0; i < naive->n_rows; i++)
+    difference =
+        fmax(difference, distance(naive->output + (size_t)i * width,
+                                  measurement->reference + (size_t)naive->rows[i] * width, width));
+  measurement->naive_difference = difference / scale;
+  return agrees(measurement, "naive", 1, measurement->naive_difference);
+}
+
+/* ---- running ---- */
+
+static bool call(bench_row *row) {
+  return row->engine->run(row->state, row->thread_index, row->next_call++);
+}
+
+static int enter_turn(const bench_row *row) {
+  return row->engine->calls_blas ? bench_blas_threads_set(row->threads) : bench_blas_threads();
+}
+
+static void leave_turn(const bench_row *row, const bench_options *options, int blas_threads) {
+  if (row->engine->calls_blas)
+    bench_blas_threads_set(blas_threads);
+  if (row->threads > 1 && options->pause_seconds > 0)
+    bench_sleep(options->pause_seconds);
+}
+
+/* One turn: *seconds of a call, averaged over n_calls. */
+static bool take_turn(bench_row *row, const bench_options *options, int64_t n_calls, bool warm_up,
+                      double *seconds) {
+  const int blas_threads = enter_turn(row);
+  bool good = !warm_up || call(row);
+  const double start = bench_now();
+  for (int64_t i = 0; good && i < n_calls; i++)
+    good = call(row);
+  *seconds = (bench_now() - start) / (double)n_calls;
+  leave_turn(row, options, blas_threads);
+  return good;
+}
+
+/* The first call touches all memory and its output is checked; short ones are timed again. */
+static bool prepare_row(bench_measurement *measurement, bench_row *row) {
+  const bench_problem *problem = &measurement->problem;
+  const size_t n = (size_t)(problem->rows * problem->shape.width);
+  for (size_t i = 0; row->engine->computes_layer && i < n; i++)
+    problem->output[i] = NAN;
+  row->difference = NAN;
+  if (!take_turn(row, problem->options, 1, false, &row->estimate))
+    return false;
+  if (row->engine->computes_layer && !check_row(measurement, row))
+    return false;
+  return row->estimate > 1 || take_turn(row, problem->options, 1, false, &row->estimate);
+}
+
+static int64_t calls_per_turn(const bench_row *row, const bench_options *options) {
+  const double calls = options->turn_seconds / fmax(row->estimate, 1e-7);
+  return calls > 1 ? (int64_t)ceil(calls) : 1;
+}
+
+/* Every row once. Each round begins with another row, so that none always follows the same one's
+ * heat and leftovers. */
+static bool run_round(bench_measurement *measurement, int round) {
+  const bench_options *options = measurement->problem.options;
+  bool good = true;
+  for (int i = 0; good && i < measurement->n_rows; i++) {
+    bench_row *row = &measurement->rows[(round + i) % measurement->n_rows];
+    good = take_turn(row, options, calls_per_turn(row, options), row->estimate < WARM_UP_BELOW,
+                     &row->samples[row->n_samples]);
+    row->n_samples++;
+  }
+  return good;
+}
+
+static bool run_rounds(bench_measurement *measurement) {
+  const bench_options *options = measurement->problem.options;
+  const double others = bench_machine_others_seconds();
+  const double start = bench_now();
+  bool good = true;
+  for (int round = 0; good && round < options->rounds; round++) {
+    if (round >= FEWEST_ROUNDS && bench_now() - start > options->seconds)
+      break;
+    bench_progress("%s: round %d", measurement->problem.shape.name, round + 1);
+    good = run_round(measurement, round);
+  }
+  const double available = (bench_now() - start) * bench_machine_cpu_count();
+  measurement->others_percent = 100 * (bench_machine_others_seconds() - others) / available;
+  return good;
+}
+
+/* ---- engines ---- */
+
+static const bench_engine *const engines[BENCH_MAX_ENGINES] = {&bench_sgemm, &bench_read,
+                                                               &bench_composed, &bench_libmha};
+
+static bool takes_part(bench_measurement *measurement, const bench_engine *engine) {
+  const bench_problem *problem = &measurement->problem;
+  if (engine->one_row_only && problem->rows != 1)
+    return false;
+  if (engine->computes_layer && !bench_options_wants(problem->options, engine->name))
+    return false;
+  const double bytes = engine->needs ? engine->needs(problem) : 0;
+  const double available = bench_machine_available_bytes();
+  if (bytes <= 0.9 * available)
+    return true;
+  snprintf(measurement->note, sizeof measurement->note,
+           "%s left out: it needs %.1f GiB of memory, and %.1f GiB are available", engine->name,
+           bytes / 1073741824, available / 1073741824);
+  return false;
+}
+
+/* Rows stand thread count by thread count, so that those to be compared are neighbours. */
+static void add_rows(bench_measurement *measurement, void *const states[]) {
+  const bench_options *options = measurement->problem.options;
+  for (int t = 0; t < options->n_threads; t++)
+    for (int e = 0; e < BENCH_MAX_ENGINES; e++) {
+      if (!states[e])
+        continue;
+      bench_row *row = &measurement->rows[measurement->n_rows++];
+      row->engine = engines[e];
+      row->state = states[e];
+      row->thread_index = t;
+      row->threads = options->threads[t];
+    }
+}
+
+static bool create_rows(bench_measurement *measurement) {
+  void *states[BENCH_MAX_ENGINES] = {NULL};
+  bool good = true;
+  measurement->rows = bench_zeroed(BENCH_MAX_ROWS * sizeof *measurement->rows);
+  if (!measurement->rows)
+    return false;
+  for (int e = 0; good && e < BENCH_MAX_ENGINES; e++)
+    if (takes_part(measurement, engines[e])) {
+      states[e] = engines[e]->create(&measurement->problem);
+      good = states[e] != NULL;
+    }
+  add_rows(measurement, states); /* also after a failure: destroying walks the rows */
+  return good;
+}
+
+static bool run_naive(bench_measurement *measurement) {
+  const bench_options *options = measurement->problem.options;
+  if (!bench_options_wants(options, "naive") || options->out_in)
+    return true;
+  bench_progress("%s: naive", measurement->problem.shape.name);
+  measurement->has_naive = true;
+  return bench_naive_run(&measurement->problem, &measurement->naive);
+}
+
+bool bench_measure(const bench_options *options, const bench_shape *shape,
+                   bench_measurement *measurement) {
+  memset(measurement, 0, sizeof *measurement);
+  bench_progress("%s: filling buffers", shape->name);
+  if (!bench_problem_create(options, shape, &measurement->problem) || !run_naive(measurement) ||
+      !create_rows(measurement))
+    return false;
+  for (int i = 0; i < measurement->n_rows; i++) {
+    bench_progress("%s: checking %s", shape->name, measurement->rows[i].engine->name);
+    if (!prepare_row(measurement, &measurement->rows[i]))
+      return false;
+  }
+  return check_naive(measurement) && run_rounds(measurement);
+}
+
+void bench_measurement_destroy(bench_measurement *measurement) {
+  for (int i = 0; i < measurement->n_rows; i++)
+    if (measurement->rows[i].thread_index == 0)
+      measurement->rows[i].engine->destroy(measurement->rows[i].state);
+  free(measurement->rows);
+  free(measurement->reference);
+  if (measurement->has_naive)
+    bench_naive_destroy(&measurement->naive);
+  bench_problem_destroy(&measurement->problem);
+}
+
+/* ---- comparing times ---- */
+
+bench_summary bench_ratio(const bench_row *row, const bench_row *other) {
+  double ratios[BENCH_MAX_ROUNDS];
+  const bench_summary none = {NAN, NAN, NAN, NAN};
+  if (!other)
+    return none;
+  for (int i = 0; i < row->n_samples; i++)
+    ratios[i] = other->samples[i] / row->samples[i];
+  return bench_summarize(ratios, row->n_samples);
+}
+
+const bench_row *bench_find_row(const bench_measurement *measurement, const bench_engine *engine,
+                                int threads) {
+  for (int i = 0; i < measurement->n_rows; i++)
+    if (measurement->rows[i].engine == engine && measurement->rows[i].threads == threads)
+      return &measurement->rows[i];
+  return NULL;
+}

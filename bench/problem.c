@@ -1,0 +1,100 @@
+/* Owns the buffers: inputs, outputs and weights of one shape. */
+#include "problem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+float *bench_floats(size_t n) {
+  const size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
+  float *memory = aligned_alloc(64, bytes > 0 ? bytes : 64);
+  if (!memory)
+    fprintf(stderr, "mha-bench: there is no memory for %zu bytes\n", bytes);
+  return memory;
+}
+
+void *bench_zeroed(size_t bytes) {
+  void *memory = calloc(1, bytes);
+  if (!memory)
+    fprintf(stderr, "mha-bench: there is no memory for %zu bytes\n", bytes);
+  return memory;
+}
+
+/* Uniform with variance deviation². */
+static void fill(float *numbers, size_t n, float deviation, uint64_t *state) {
+  const float factor = deviation * sqrtf(12.0f) / 16777216.0f;
+  for (size_t i = 0; i < n; i++) {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    numbers[i] = ((float)(*state >> 40) - 8388608.0f) * factor;
+  }
+}
+
+/* Matrices keep the variance of their input, except that queries get three times the deviation:
+ * scores of deviation 3 make rows of softmax that depend on a handful of keys, so that a wrong key
+ * shows in the output however long the sequence is. */
+static void fill_set(const bench_problem *problem, bench_weights *set) {
+  const size_t width = (size_t)problem->shape.width;
+  const float deviation = 1.0f / sqrtf((float)width);
+  uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
+  fill(problem->input, (size_t)problem->rows * width, 1.0f, &state);
+  fill(set->block, width * width, 3.0f * deviation, &state);
+  fill(set->block + width * width, 3 * width * width, deviation, &state);
+  fill(set->block + 4 * width * width, 4 * width, 0.1f, &state);
+}
+
+static bool create_set(const bench_problem *problem, bench_weights *set) {
+  const size_t width = (size_t)problem->shape.width;
+  set->block = bench_floats(problem->set_bytes / sizeof(float));
+  if (!set->block)
+    return false;
+  for (size_t i = 0; i < 4; i++) {
+    set->matrices[i] = set->block + i * width * width;
+    set->biases[i] = set->block + 4 * width * width + i * width;
+  }
+  return true;
+}
+
+static bool create_sets(bench_problem *problem) {
+  const size_t width = (size_t)problem->shape.width;
+  problem->set_bytes = (4 * width * width + 4 * width) * sizeof(float);
+  problem->n_sets = 1;
+  if (problem->rows == 1)
+    problem->n_sets += (int64_t)(problem->options->rotation_bytes / problem->set_bytes);
+  problem->sets = bench_zeroed((size_t)problem->n_sets * sizeof *problem->sets);
+  if (!problem->sets)
+    return false;
+  for (int64_t i = 0; i < problem->n_sets; i++)
+    if (!create_set(problem, &problem->sets[i]))
+      return false;
+  fill_set(problem, &problem->sets[0]);
+  for (int64_t i = 1; i < problem->n_sets; i++)
+    memcpy(problem->sets[i].block, problem->sets[0].block, problem->set_bytes);
+  return true;
+}
+
+bool bench_problem_create(const bench_options *options, const bench_shape *shape,
+                          bench_problem *problem) {
+  memset(problem, 0, sizeof *problem);
+  problem->options = options;
+  problem->shape = *shape;
+  problem->rows = shape->batch * shape->length;
+  const size_t n = (size_t)problem->rows * (size_t)shape->width;
+  problem->input = bench_floats(n);
+  problem->output = bench_floats(n);
+  return problem->input && problem->output && create_sets(problem);
+}
+
+void bench_problem_destroy(bench_problem *problem) {
+  for (int64_t i = 0; problem->sets && i < problem->n_sets; i++)
+    free(problem->sets[i].block);
+  free(problem->sets);
+  free(problem->input);
+  free(problem->output);
+}
+
+const bench_weights *bench_problem_set(const bench_problem *problem, int64_t call) {
+  return &problem->sets[call % problem->n_sets];
+}

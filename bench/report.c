@@ -1,0 +1,295 @@
+/* Owns the table and the JSON lines. */
+#include "report.h"
+
+#include "blas_threads.h"
+#include "machine.h"
+#include "mha.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Beyond this much of the CPUs' time in other hands the table says so. */
+#define QUIET_PERCENT 3
+
+/* ---- figures: one line, whoever reads it; NAN = does not apply ---- */
+
+typedef struct line_figures {
+  const char *engine;
+  int threads, rounds;
+  bool extrapolated;
+  bench_summary time;
+  double flops;
+  double gflops;
+  bench_summary percent_sgemm; /* of the bare product's rate, same run, same threads */
+  double speedup_naive;
+  double speedup_composed;   /* at the same threads */
+  double speedup_one_thread; /* of the same engine */
+  double percent_read;       /* of a plain read's speed, same threads */
+  double bytes;              /* workspace or score matrices */
+  double difference;
+} line_figures;
+
+static double flops_of(const bench_measurement *measurement, const bench_engine *engine) {
+  return engine->flops ? engine->flops(&measurement->problem)
+                       : bench_flops(&measurement->problem.shape);
+}
+
+static bench_summary scaled(bench_summary summary, double factor) {
+  const bench_summary result = {factor * summary.minimum, factor * summary.quartile1,
+                                factor * summary.median, factor * summary.quartile3};
+  return result;
+}
+
+/* Comparisons are made round by round, between neighbours in time. */
+static void compare(const bench_measurement *measurement, const bench_row *row,
+                    line_figures *figures) {
+  const bench_row *sgemm = bench_find_row(measurement, &bench_sgemm, row->threads);
+  const bench_row *read = bench_find_row(measurement, &bench_read, row->threads);
+  const bench_row *composed = bench_find_row(measurement, &bench_composed, row->threads);
+  const bench_row *alone = bench_find_row(measurement, row->engine, 1);
+  const double work = figures->flops / flops_of(measurement, &bench_sgemm);
+  figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
+  figures->speedup_one_thread = row->threads == 1 ? NAN : bench_ratio(row, alone).median;
+  if (!row->engine->computes_layer)
+    return;
+  figures->percent_read = 100 * bench_ratio(row, read).median;
+  figures->speedup_composed = bench_ratio(row, composed).median;
+  if (measurement->has_naive)
+    figures->speedup_naive = measurement->naive.seconds / figures->time.median;
+}
+
+static line_figures row_figures(const bench_measurement *measurement, const bench_row *row) {
+  const bench_engine *engine = row->engine;
+  line_figures figures = {.engine = engine->name,
+                          .threads = row->threads,
+                          .rounds = row->n_samples,
+                          .time = bench_summarize(row->samples, row->n_samples),
+                          .flops = flops_of(measurement, engine),
+                          .speedup_naive = NAN,
+                          .speedup_composed = NAN,
+                          .percent_read = NAN,
+                          .bytes = NAN,
+                          .difference = row->difference};
+  figures.gflops = 1e-9 * figures.flops / figures.time.median;
+  if (engine->bytes)
+    figures.bytes = (double)engine->bytes(row->state, row->thread_index);
+  compare(measurement, row, &figures);
+  return figures;
+}
+
+static line_figures naive_figures(const bench_measurement *measurement) {
+  const double seconds = measurement->naive.seconds;
+  const line_figures figures = {.engine = "naive",
+                                .threads = 1,
+                                .rounds = 1,
+                                .extrapolated = measurement->naive.extrapolated,
+                                .time = {seconds, seconds, seconds, seconds},
+                                .flops = bench_flops(&measurement->problem.shape),
+                                .gflops = 1e-9 * bench_flops(&measurement->problem.shape) / seconds,
+                                .percent_sgemm = {NAN, NAN, NAN, NAN},
+                                .speedup_naive = NAN,
+                                .speedup_composed = NAN,
+                                .speedup_one_thread = NAN,
+                                .percent_read = NAN,
+                                .bytes = NAN,
+                                .difference = measurement->naive_difference};
+  return figures;
+}
+
+/* ---- table ---- */
+
+/* A number right-aligned in `width` columns, '-' where there is none. */
+static void cell(FILE *file, int width, int decimals, double value) {
+  if (isfinite(value))
+    fprintf(file, " %*.*f", width, decimals, value);
+  else
+    fprintf(file, " %*s", width, "-");
+}
+
+/* Four significant digits, from microseconds to minutes. */
+static int millisecond_decimals(double milliseconds) {
+  const double digits = 3 - floor(log10(fmax(milliseconds, 1e-9)));
+  return digits < 0 ? 0 : digits > 4 ? 4 : (int)digits;
+}
+
+static void table_line(FILE *file, const char *shape, const line_figures *figures) {
+  const double median = 1e3 * figures->time.median;
+  const double minimum = 1e3 * figures->time.minimum;
+  const bench_summary *percent = &figures->percent_sgemm;
+  const bool once = figures->rounds == 1;
+  fprintf(file, "%-12s %3d %-9s%c", shape, figures->threads, figures->engine,
+          figures->extrapolated ? '~' : ' ');
+  cell(file, 10, millisecond_decimals(median), median);
+  cell(file, 10, millisecond_decimals(minimum), once ? NAN : minimum);
+  cell(file, 7, 1, once ? NAN : bench_spread(&figures->time));
+  cell(file, 8, figures->gflops < 10 ? 2 : 1, figures->flops > 0 ? figures->gflops : NAN);
+  cell(file, 7, 1, figures->flops > 0 ? percent->median : NAN);
+  cell(file, 5, 1, figures->flops > 0 && !once ? percent->quartile3 - percent->quartile1 : NAN);
+  cell(file, 8, 1, figures->speedup_naive);
+  cell(file, 7, 2, figures->speedup_composed);
+  cell(file, 7, 2, figures->speedup_one_thread);
+  cell(file, 7, 1, figures->percent_read);
+  cell(file, 9, 2, figures->bytes / 1048576);
+  fputc('\n', file);
+}
+
+static void blas_line(FILE *file) {
+  char blas[256], threading[64], core[64], instructions[64];
+  bench_machine_build_info("blas", blas, sizeof blas);
+  bench_machine_build_info("blas_threading", threading, sizeof threading);
+  bench_machine_build_info("blas_core", core, sizeof core);
+  bench_machine_build_info("instruction_set", instructions, sizeof instructions);
+  fprintf(file, "BLAS: %s; threading %s; core %s. libmha %s, row kernels %s.\n", blas, threading,
+          core, mha_version(), instructions);
+  if (!bench_blas_threads_can_change())
+    fputs("The BLAS's thread count cannot be changed: sgemm and composed run with its own.\n",
+          file);
+}
+
+void bench_report_table_head(FILE *file, const bench_options *options) {
+  char cpu[128];
+  bench_machine_cpu(cpu, sizeof cpu);
+  fprintf(file, "CPU: %s, %d online. Thread counts:", cpu, bench_machine_cpu_count());
+  for (int i = 0; i < options->n_threads; i++)
+    fprintf(file, " %d", options->threads[i]);
+  fputs(".\n", file);
+  blas_line(file);
+  fprintf(
+      file,
+      "Matrices [%s]. All engines take turns, round by round. ms: median over the rounds; "
+      "spread: distance of its\nquartiles in %% of it. GFLOP/s: only visible pairs counted. "
+      "%%sgemm: 100 = a bare %lld³ sgemm in the same rounds\nwith as many threads; iqr: "
+      "distance of its quartiles. Ratios are medians of the rounds' ratios. x naive: ~ =\n"
+      "extrapolated from sampled rows. x comp: over composed with as many threads. x 1thr: over "
+      "one thread. %%read:\nof the speed of a plain read of the weights. MiB: workspace of "
+      "libmha, score matrices of composed.\n\n",
+      options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
+  fprintf(file, "%-12s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %7s %7s %9s\n", "shape", "thr",
+          "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm", "iqr", "x naive", "x comp",
+          "x 1thr", "%read", "MiB");
+  fflush(file);
+}
+
+void bench_report_table(FILE *file, const bench_measurement *measurement) {
+  const char *shape = measurement->problem.shape.name;
+  if (measurement->has_naive) {
+    const line_figures figures = naive_figures(measurement);
+    table_line(file, shape, &figures);
+  }
+  for (int i = 0; i < measurement->n_rows; i++) {
+    const line_figures figures = row_figures(measurement, &measurement->rows[i]);
+    table_line(file, shape, &figures);
+  }
+  if (measurement->others_percent > QUIET_PERCENT)
+    fprintf(file, "%-12s NOT QUIET: other processes took %.0f %% of the CPUs' time\n", shape,
+            measurement->others_percent);
+  if (measurement->note[0])
+    fprintf(file, "%-12s %s\n", shape, measurement->note);
+  fputc('\n', file);
+  fflush(file);
+}
+
+void bench_report_skipped(FILE *file, const bench_shape *shape, const char *reason) {
+  fprintf(file, "%-12s skipped: %s\n\n", shape->name, reason);
+  fflush(file);
+}
+
+/* ---- JSON ---- */
+
+static void json_string(FILE *file, const char *key, const char *value) {
+  fprintf(file, "\"%s\":\"", key);
+  for (const unsigned char *c = (const unsigned char *)value; *c; c++)
+    if (*c == '"' || *c == '\\')
+      fprintf(file, "\\%c", *c);
+    else if (*c < 0x20)
+      fprintf(file, "\\u%04x", *c);
+    else
+      fputc(*c, file);
+  fputc('"', file);
+}
+
+static void json_number(FILE *file, const char *key, double value) {
+  if (isfinite(value))
+    fprintf(file, ",\"%s\":%.6g", key, value);
+  else
+    fprintf(file, ",\"%s\":null", key);
+}
+
+static void json_integer(FILE *file, const char *key, int64_t value) {
+  fprintf(file, ",\"%s\":%lld", key, (long long)value);
+}
+
+static void json_boolean(FILE *file, const char *key, bool value) {
+  fprintf(file, ",\"%s\":%s", key, value ? "true" : "false");
+}
+
+static void json_shape(FILE *file, const bench_shape *shape) {
+  fputc(',', file);
+  json_string(file, "shape", shape->name);
+  json_integer(file, "batch", shape->batch);
+  json_integer(file, "seq", shape->length);
+  json_integer(file, "past", shape->past);
+  json_integer(file, "d_model", shape->width);
+  json_integer(file, "heads", shape->heads);
+  json_boolean(file, "causal", shape->causal);
+}
+
+static void json_line(FILE *file, const bench_measurement *measurement,
+                      const line_figures *figures) {
+  fputs("{\"record\":\"row\"", file);
+  json_shape(file, &measurement->problem.shape);
+  fputc(',', file);
+  json_string(file, "engine", figures->engine);
+  json_integer(file, "threads", figures->threads);
+  json_integer(file, "rounds", figures->rounds);
+  json_boolean(file, "extrapolated", figures->extrapolated);
+  json_number(file, "median_s", figures->time.median);
+  json_number(file, "min_s", figures->time.minimum);
+  json_number(file, "quartile1_s", figures->time.quartile1);
+  json_number(file, "quartile3_s", figures->time.quartile3);
+  json_number(file, "spread_percent", figures->rounds > 1 ? bench_spread(&figures->time) : NAN);
+  json_number(file, "gflops", figures->flops > 0 ? figures->gflops : NAN);
+  const bench_summary *percent = &figures->percent_sgemm;
+  json_number(file, "percent_sgemm", figures->flops > 0 ? percent->median : NAN);
+  json_number(file, "percent_sgemm_quartile1", figures->flops > 0 ? percent->quartile1 : NAN);
+  json_number(file, "percent_sgemm_quartile3", figures->flops > 0 ? percent->quartile3 : NAN);
+  json_number(file, "speedup_naive", figures->speedup_naive);
+  json_number(file, "speedup_composed", figures->speedup_composed);
+  json_number(file, "speedup_one_thread", figures->speedup_one_thread);
+  json_number(file, "percent_read", figures->percent_read);
+  json_number(file, "bytes", figures->bytes);
+  json_number(file, "difference", figures->difference);
+  json_number(file, "others_percent", measurement->others_percent);
+  fputs("}\n", file);
+}
+
+void bench_report_json_head(FILE *file, const bench_options *options) {
+  char text[256];
+  fputs("{\"record\":\"machine\",", file);
+  bench_machine_cpu(text, sizeof text);
+  json_string(file, "cpu", text);
+  json_integer(file, "cpus", bench_machine_cpu_count());
+  static const char *const keys[] = {"version", "blas", "blas_threading", "blas_core",
+                                     "instruction_set"};
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    bench_machine_build_info(keys[i], text, sizeof text);
+    fputc(',', file);
+    json_string(file, keys[i], text);
+  }
+  fputc(',', file);
+  json_string(file, "orientation", options->out_in ? "out-in" : "in-out");
+  json_integer(file, "yardstick", options->yardstick);
+  fputs("}\n", file);
+}
+
+void bench_report_json(FILE *file, const bench_measurement *measurement) {
+  if (measurement->has_naive) {
+    const line_figures figures = naive_figures(measurement);
+    json_line(file, measurement, &figures);
+  }
+  for (int i = 0; i < measurement->n_rows; i++) {
+    const line_figures figures = row_figures(measurement, &measurement->rows[i]);
+    json_line(file, measurement, &figures);
+  }
+  fflush(file);
+}

@@ -1,0 +1,145 @@
+/* Owns the list of shapes: reading it, selecting from it, and what a shape costs. */
+#include "shapes.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEPARATORS ", \t\r\n"
+
+/* Sizes beyond this are typing errors; below it no product of three overflows an int64_t. */
+#define LARGEST (INT64_C(1) << 20)
+
+enum { NAME, BATCH, LENGTH, PAST, WIDTH, HEADS, CAUSAL, N_FIELDS };
+
+static bool refuse(const char *origin, const char *what, const char *text) {
+  fprintf(stderr, "mha-bench: %s: %s: '%s'\n", origin, what, text);
+  return false;
+}
+
+static bool parse_number(const char *text, int64_t smallest, int64_t largest, int64_t *number) {
+  char *end = NULL;
+  const long long value = strtoll(text, &end, 10);
+  if (end == text || *end != '\0' || value < smallest || value > largest)
+    return false;
+  *number = value;
+  return true;
+}
+
+static bool parse_name(const char *text, char *name, size_t bytes) {
+  const size_t allowed =
+      strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.");
+  if (text[allowed] != '\0' || allowed >= bytes)
+    return false;
+  memcpy(name, text, allowed + 1);
+  return true;
+}
+
+static int split(char *text, char *fields[], int n_fields) {
+  int n = 0;
+  for (char *field = strtok(text, SEPARATORS); field; field = strtok(NULL, SEPARATORS)) {
+    if (n < n_fields)
+      fields[n] = field;
+    n++;
+  }
+  return n;
+}
+
+static bool parse_shape(char *fields[], bench_shape *shape) {
+  int64_t causal = 0;
+  const bool parsed = parse_name(fields[NAME], shape->name, sizeof shape->name) &&
+                      parse_number(fields[BATCH], 1, LARGEST, &shape->batch) &&
+                      parse_number(fields[LENGTH], 1, LARGEST, &shape->length) &&
+                      parse_number(fields[PAST], 0, LARGEST, &shape->past) &&
+                      parse_number(fields[WIDTH], 1, LARGEST, &shape->width) &&
+                      parse_number(fields[HEADS], 1, LARGEST, &shape->heads) &&
+                      parse_number(fields[CAUSAL], 0, 1, &causal);
+  shape->causal = causal != 0;
+  return parsed && shape->width % shape->heads == 0;
+}
+
+bool bench_shapes_add(bench_shape_list *list, const char *text, const char *origin) {
+  char copy[256];
+  char *fields[N_FIELDS];
+  if (strlen(text) >= sizeof copy)
+    return refuse(origin, "the line is too long", text);
+  memcpy(copy, text, strlen(text) + 1);
+  if (split(copy, fields, N_FIELDS) != N_FIELDS)
+    return refuse(origin, "a shape is name,batch,seq,past,d_model,heads,causal", text);
+  if (list->n == BENCH_MAX_SHAPES)
+    return refuse(origin, "there are too many shapes", text);
+  if (!parse_shape(fields, &list->shapes[list->n]))
+    return refuse(origin,
+                  "sizes are whole numbers from 1 to 2^20, past may be 0, causal is 0 or 1, heads "
+                  "divides d_model, a name has up to 23 letters",
+                  text);
+  list->n++;
+  return true;
+}
+
+bool bench_shapes_read(bench_shape_list *list, const char *path) {
+  FILE *file = fopen(path, "r");
+  if (!file)
+    return refuse(path, "the file cannot be opened", path);
+  char line[256];
+  bool good = true;
+  while (good && fgets(line, sizeof line, file)) {
+    line[strcspn(line, "\r\n")] = '\0';
+    if (line[0] != '#' && line[strspn(line, SEPARATORS)] != '\0')
+      good = bench_shapes_add(list, line, path);
+  }
+  if (ferror(file))
+    good = refuse(path, "the file cannot be read", path);
+  fclose(file);
+  return good;
+}
+
+void bench_shapes_add_quick(bench_shape_list *list) {
+  static const bench_shape quick[] = {
+      {"quick-batch", 2, 17, 0, 32, 4, false},
+      {"quick-causal", 1, 40, 0, 64, 2, true},
+      {"quick-row", 1, 1, 0, 128, 4, false},
+      {"quick-decode", 1, 1, 7, 32, 4, true},
+  };
+  for (size_t i = 0; i < sizeof quick / sizeof quick[0]; i++)
+    list->shapes[list->n++] = quick[i];
+}
+
+static int find(const bench_shape_list *list, const char *name) {
+  for (int i = 0; i < list->n; i++)
+    if (strcmp(list->shapes[i].name, name) == 0)
+      return i;
+  return -1;
+}
+
+bool bench_shapes_select(bench_shape_list *list, const char *names) {
+  char copy[1024];
+  bench_shape_list selected = {.n = 0};
+  if (strlen(names) >= sizeof copy)
+    return refuse("--only", "the list is too long", names);
+  memcpy(copy, names, strlen(names) + 1);
+  for (char *name = strtok(copy, SEPARATORS); name; name = strtok(NULL, SEPARATORS)) {
+    const int index = find(list, name);
+    if (index < 0)
+      return refuse("--only", "no shape has this name", name);
+    if (find(&selected, name) < 0)
+      selected.shapes[selected.n++] = list->shapes[index];
+  }
+  *list = selected;
+  return true;
+}
+
+double bench_visible_pairs(const bench_shape *shape) {
+  const double queries = (double)shape->length;
+  const double past = (double)shape->past;
+  if (shape->causal)
+    return queries * past + queries * (queries + 1) / 2;
+  return queries * (past + queries);
+}
+
+double bench_flops(const bench_shape *shape) {
+  const double batch = (double)shape->batch;
+  const double width = (double)shape->width;
+  const double projections = 8 * batch * (double)shape->length * width * width;
+  return projections + 4 * batch * bench_visible_pairs(shape) * width;
+}
