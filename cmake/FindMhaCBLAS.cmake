@@ -1,0 +1,211 @@
+# Finds a CBLAS with 32-bit integers and makes the target mha::cblas for it.
+#
+#   MHA_BLAS              auto (default), OpenBLAS, BLIS or Generic
+#   MHA_BLAS_LIBRARIES    the libraries to link, and
+#   MHA_BLAS_INCLUDE_DIR  the folder of cblas.h; given together they are taken as they are
+#
+# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR (empty for libraries that were given), MhaCBLAS_LIBRARIES
+# and, on failure, MhaCBLAS_NOT_FOUND_MESSAGE. Used by the build, and installed for those who link the
+# static library.
+#
+# CMake's own FindBLAS is left alone: it asks for Fortran's sgemm_, knows no header, listens to the
+# environment, and would share the target BLAS::BLAS with whoever else looks for a BLAS.
+# The header alone proves the size of the integer, since the libraries for 32 and 64 bits export
+# the same names; nothing is run, so that cross compiling works.
+cmake_policy(VERSION 3.25)
+
+if(NOT DEFINED MHA_BLAS)
+  set(MHA_BLAS "auto" CACHE STRING "The BLAS to use: auto, OpenBLAS, BLIS or Generic")
+  set_property(CACHE MHA_BLAS PROPERTY STRINGS auto OpenBLAS BLIS Generic)
+endif()
+if(NOT DEFINED MHA_BLAS_LIBRARIES)
+  set(MHA_BLAS_LIBRARIES "" CACHE STRING "Libraries of a CBLAS to be taken as they are")
+endif()
+if(NOT DEFINED MHA_BLAS_INCLUDE_DIR)
+  set(MHA_BLAS_INCLUDE_DIR "" CACHE PATH "Folder of cblas.h that goes with MHA_BLAS_LIBRARIES")
+endif()
+
+# Compiles `body` as the main function of a program, and links it if there are libraries; `result`
+# is TRUE or FALSE.
+function(mha_blas_try result header_dir libraries body)
+  set(source "#include <cblas.h>\nint main(void)\n{\n${body}\n}\n")
+  if(NOT libraries)
+    set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+  endif()
+  unset(MHA_BLAS_PROBE CACHE)
+  try_compile(
+    MHA_BLAS_PROBE SOURCE_FROM_VAR probe.c source
+    CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${header_dir}"
+    COMPILE_DEFINITIONS -Werror=incompatible-pointer-types -Werror=implicit-function-declaration
+    LINK_LIBRARIES ${libraries} C_STANDARD 11 C_STANDARD_REQUIRED ON)
+  set(${result} ${MHA_BLAS_PROBE} PARENT_SCOPE)
+  unset(MHA_BLAS_PROBE CACHE)
+endfunction()
+
+# Proves that `libraries` with the cblas.h in `header_dir` have what libmha calls. `fault` receives
+# an empty string or a clause that tells what is wrong with them.
+function(mha_blas_fault fault header_dir libraries)
+  # The suffix is in the file's own name; libopenblas.so may be a link to another flavour.
+  foreach(library IN LISTS libraries)
+    file(REAL_PATH "${library}" file)
+    get_filename_component(name "${file}" NAME)
+    if(name MATCHES "(blas|blis)[a-z]*_?64|ilp64")
+      set(${fault} "${library} (${name}) is built with 64-bit integers" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  # Without this the compiler would take any cblas.h that it finds by itself.
+  if(NOT EXISTS "${header_dir}/cblas.h")
+    set(${fault} "there is no cblas.h in ${header_dir}" PARENT_SCOPE)
+    return()
+  endif()
+  mha_blas_try(has_header "${header_dir}" ""
+               "return (int)sizeof(enum CBLAS_ORDER) + (int)sizeof(&cblas_sgemm) == 0;")
+  if(NOT has_header)
+    set(${fault} "cblas.h in ${header_dir} does not compile or does not declare cblas_sgemm"
+        PARENT_SCOPE)
+    return()
+  endif()
+  set(product
+      "  void (*product)(enum CBLAS_ORDER, enum CBLAS_TRANSPOSE, enum CBLAS_TRANSPOSE,
+                  int, int, int, float, const float *, int, const float *, int, float, float *, int)
+    = cblas_sgemm;\n  return product == 0;")
+  mha_blas_try(has_int "${header_dir}" "" "${product}")
+  if(NOT has_int)
+    set(${fault} "cblas.h in ${header_dir} declares cblas_sgemm with 64-bit integers" PARENT_SCOPE)
+    return()
+  endif()
+  mha_blas_try(links "${header_dir}" "${libraries}" "${product}")
+  if(NOT links)
+    list(JOIN libraries " " text)
+    set(${fault} "${text} cannot be linked or does not contain cblas_sgemm" PARENT_SCOPE)
+    return()
+  endif()
+  set(${fault} "" PARENT_SCOPE)
+endfunction()
+
+# Looks for one vendor's files in the usual places. A variable that comes back empty was not found.
+function(mha_blas_locate vendor libraries header_dir)
+  if(vendor STREQUAL "OpenBLAS")
+    set(names openblas)
+    set(suffixes openblas openblas-pthread)
+  elseif(vendor STREQUAL "BLIS")
+    set(names blis)
+    set(suffixes blis)
+  else()
+    # Where CBLAS is a library of its own it needs the BLAS behind it.
+    set(names blas)
+    set(suffixes cblas)
+    find_library(library NAMES cblas NO_CACHE)
+    if(library)
+      list(APPEND found "${library}")
+    endif()
+    unset(library)
+  endif()
+  find_library(library NAMES ${names} NO_CACHE)
+  if(library)
+    list(APPEND found "${library}")
+  else()
+    set(found)
+  endif()
+  # First beside the library, so that a prefix of one's own brings its own header.
+  get_filename_component(beside "${library}" DIRECTORY)
+  find_path(header cblas.h HINTS "${beside}/../include" NO_CACHE)
+  find_path(header cblas.h HINTS "${beside}/../include" PATH_SUFFIXES ${suffixes} NO_CACHE)
+  if(NOT header)
+    set(header "")
+  endif()
+  set(${libraries} "${found}" PARENT_SCOPE)
+  set(${header_dir} "${header}" PARENT_SCOPE)
+endfunction()
+
+# Sets vendor, libraries and header_dir in the caller, or `fault` if nothing fits.
+function(mha_blas_choose)
+  set(fault "")
+  if(MHA_BLAS STREQUAL "auto")
+    set(candidates OpenBLAS BLIS Generic)
+  elseif(MHA_BLAS MATCHES "^(OpenBLAS|BLIS|Generic)$")
+    set(candidates ${MHA_BLAS})
+  else()
+    set(candidates)
+    set(fault "MHA_BLAS is ${MHA_BLAS}, which is none of auto, OpenBLAS, BLIS and Generic")
+  endif()
+  set(chosen)
+  if(candidates AND MHA_BLAS_LIBRARIES AND MHA_BLAS_INCLUDE_DIR)
+    set(libraries "${MHA_BLAS_LIBRARIES}")
+    set(header_dir "${MHA_BLAS_INCLUDE_DIR}")
+    mha_blas_fault(fault "${header_dir}" "${libraries}")
+    set(candidates)
+    set(chosen "")
+  elseif(candidates AND (MHA_BLAS_LIBRARIES OR MHA_BLAS_INCLUDE_DIR))
+    set(candidates)
+    set(fault "of MHA_BLAS_LIBRARIES and MHA_BLAS_INCLUDE_DIR only one is given")
+  endif()
+  foreach(candidate IN LISTS candidates)
+    mha_blas_locate(${candidate} libraries header_dir)
+    if(NOT libraries)
+      string(APPEND faults ", no ${candidate} library")
+    elseif(NOT header_dir)
+      string(APPEND faults ", no cblas.h for ${libraries}")
+    else()
+      mha_blas_fault(fault "${header_dir}" "${libraries}")
+      if(NOT fault)
+        set(chosen ${candidate})
+        break()
+      endif()
+      string(APPEND faults ", ${fault}")
+    endif()
+  endforeach()
+  if(candidates AND NOT chosen)
+    string(REGEX REPLACE "^, " "" fault "${faults}")
+  endif()
+  set(vendor "${chosen}" PARENT_SCOPE)
+  set(libraries "${libraries}" PARENT_SCOPE)
+  set(header_dir "${header_dir}" PARENT_SCOPE)
+  set(fault "${fault}" PARENT_SCOPE)
+endfunction()
+
+# What to tell those who have no CBLAS that fits.
+function(mha_blas_sentence sentence fault)
+  set(package libopenblas-dev)
+  if(MHA_BLAS STREQUAL "BLIS")
+    set(package libblis-dev)
+  elseif(MHA_BLAS STREQUAL "Generic")
+    set(package libblas-dev)
+  endif()
+  string(CONCAT text "libmha needs a CBLAS with 32-bit integers, but: ${fault}; install one (on "
+                     "Debian: apt-get install ${package}) or set both MHA_BLAS_LIBRARIES and "
+                     "MHA_BLAS_INCLUDE_DIR.")
+  set(${sentence} "${text}" PARENT_SCOPE)
+endfunction()
+
+# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR, MhaCBLAS_LIBRARIES, MhaCBLAS_NOT_FOUND_MESSAGE.
+function(mha_blas_find)
+  mha_blas_choose()
+  set(MhaCBLAS_FOUND TRUE)
+  if(fault)
+    set(MhaCBLAS_FOUND FALSE)
+    mha_blas_sentence(MhaCBLAS_NOT_FOUND_MESSAGE "${fault}")
+  else()
+    add_library(mha::cblas INTERFACE IMPORTED)
+    set_target_properties(
+      mha::cblas PROPERTIES INTERFACE_LINK_LIBRARIES "${libraries}"
+                            INTERFACE_INCLUDE_DIRECTORIES "${header_dir}")
+    list(JOIN libraries " " text)
+    set(told "CBLAS: ${text} with cblas.h in ${header_dir}")
+  endif()
+  if(MhaCBLAS_FOUND AND NOT MhaCBLAS_FIND_QUIETLY)
+    message(STATUS "${told}")
+  elseif(NOT MhaCBLAS_FOUND AND MhaCBLAS_FIND_REQUIRED)
+    message(FATAL_ERROR "${MhaCBLAS_NOT_FOUND_MESSAGE}")
+  endif()
+  set(MhaCBLAS_VENDOR "${vendor}")
+  set(MhaCBLAS_LIBRARIES "${libraries}")
+  return(PROPAGATE MhaCBLAS_FOUND MhaCBLAS_VENDOR MhaCBLAS_LIBRARIES MhaCBLAS_NOT_FOUND_MESSAGE)
+endfunction()
+
+if(TARGET mha::cblas)
+  set(MhaCBLAS_FOUND TRUE)
+else()
+  mha_blas_find()
+endif()

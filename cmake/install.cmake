@@ -1,0 +1,78 @@
+# Installation: components Runtime, Development and Tools, the CMake package and mha.pc. Nothing
+# that is installed holds an absolute path, so the whole prefix may be moved.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
+
+# Two exports, because only the static library needs BLAS, OpenMP and threads where it is linked.
+foreach(kind IN ITEMS shared static)
+  set(target mha)
+  if(kind STREQUAL "static")
+    set(target mha_static)
+  endif()
+  if(NOT TARGET ${target})
+    continue()
+  endif()
+  install(TARGETS ${target} EXPORT mha_${kind}
+          RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT Runtime
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT Runtime
+                  NAMELINK_COMPONENT Development
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT Development
+          FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Development)
+  install(EXPORT mha_${kind} NAMESPACE mha:: FILE mha-${kind}-targets.cmake
+          DESTINATION ${package_dir} COMPONENT Development)
+  # The build tree is a package as well: mha_ROOT=<build>.
+  export(EXPORT mha_${kind} NAMESPACE mha:: FILE ${PROJECT_BINARY_DIR}/mha-${kind}-targets.cmake)
+endforeach()
+
+configure_package_config_file(cmake/mha-config.cmake.in ${PROJECT_BINARY_DIR}/mha-config.cmake
+                              INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO
+                              NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+# Until 1.0 each minor release may change the interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/mha-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+configure_file(cmake/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake COPYONLY)
+install(FILES ${PROJECT_BINARY_DIR}/mha-config.cmake ${PROJECT_BINARY_DIR}/mha-config-version.cmake
+              ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake
+        DESTINATION ${package_dir} COMPONENT Development)
+
+# mha.pc names libraries, never their folders, unless the linker does not look there by itself.
+set(pc_private)
+foreach(library IN LISTS MhaCBLAS_LIBRARIES)
+  get_filename_component(folder "${library}" DIRECTORY)
+  get_filename_component(name "${library}" NAME)
+  string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")
+  if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+    list(APPEND pc_private "-L${folder}")
+  endif()
+  list(APPEND pc_private "-l${name}")
+endforeach()
+foreach(name IN LISTS OpenMP_C_LIB_NAMES)
+  if(NOT name STREQUAL "pthread")
+    list(APPEND pc_private "-l${name}")
+  endif()
+endforeach()
+if(MHA_MATH_LIBRARY)
+  list(APPEND pc_private -lm)
+endif()
+list(JOIN pc_private " " pc_private)
+string(APPEND pc_private " -pthread")
+
+# From the folder of mha.pc up to the prefix; Debian's libdir has one level more than others'.
+file(RELATIVE_PATH pc_to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
+set(pc_public "-lmha")
+set(pc_cflags "")
+if(NOT MHA_BUILD_SHARED)
+  set(pc_public "-lmha ${pc_private}")
+  set(pc_private "")
+  set(pc_cflags " -DMHA_STATIC")
+endif()
+configure_file(cmake/mha.pc.in ${PROJECT_BINARY_DIR}/mha.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/mha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+        COMPONENT Development)
+
+if(MHA_BUILD_CLI)
+  install(TARGETS mha_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT Tools)
+endif()
