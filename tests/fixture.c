@@ -45,17 +45,17 @@ static void note_case(const test_case *c) {
             " G %" PRId64 " d %" PRId64 " dv %" PRId64 " Eq %" PRId64 " Ek %" PRId64 " Ev %" PRId64
             " Eo %" PRId64 " threads %d front %d; out_in %d borrow %d weights laid %d absent %x "
             "biases %x source %d layout %d accumulate %d; causal %d window %d (%" PRId64 ",%" PRId64
-            ") alignment %d offset %" PRId64 " each %d lengths q %d k %d packed %d "
+            ") alignment %d offset %" PRId64 " each %d lengths q %d k %d packed %d tail %d "
             "mask %d/%x bias %d/%x hides %d strides %d alibi %d sinks %d scale %d %g softcap %g in "
             "call %d want %x stage %d",
             c->core ? "attend" : "forward", c->seed, c->B, c->Lq, c->Lk, c->H, c->G, c->d, c->dv,
             c->Eq, c->Ek, c->Ev, c->Eo, c->threads, c->at_front, c->out_in, c->borrow,
             (int)c->weight_layout, c->absent, c->biases, (int)c->source, (int)c->layout,
             c->accumulate, c->causal, c->window, c->left, c->right, (int)c->alignment, c->offset,
-            c->offset_each, c->query_lengths, c->key_lengths, c->packed, c->has_mask,
-            c->mask_extents, c->has_bias, c->bias_extents, c->bias_hides, c->mask_strides, c->alibi,
-            c->sinks, c->scale_given, (double)c->scale, (double)c->softcap, c->rules_in_call,
-            c->want, (int)c->stage);
+            c->offset_each, c->query_lengths, c->key_lengths, c->packed, c->packed_tail,
+            c->has_mask, c->mask_extents, c->has_bias, c->bias_extents, c->bias_hides,
+            c->mask_strides, c->alibi, c->sinks, c->scale_given, (double)c->scale,
+            (double)c->softcap, c->rules_in_call, c->want, (int)c->stage);
 }
 
 /* ---- Strided tensors --------------------------------------------------------------------------
@@ -243,8 +243,10 @@ static int64_t *random_starts(test_fixture *f, int64_t rows) {
 static void build_lengths(test_fixture *f) {
   const test_case *c = &f->c;
   if (c->packed) {
-    f->query_starts = random_starts(f, c->Lq);
-    f->key_starts = c->source == TEST_SELF ? f->query_starts : random_starts(f, c->Lk);
+    f->query_starts = random_starts(f, c->Lq - (c->packed_tail ? c->Lq / 4 : 0));
+    f->key_starts = c->source == TEST_SELF
+                        ? f->query_starts
+                        : random_starts(f, c->Lk - (c->packed_tail ? c->Lk / 4 : 0));
   } else {
     f->query_lengths = c->query_lengths ? random_lengths(f, c->Lq) : NULL;
     f->key_lengths = c->key_lengths ? random_lengths(f, c->Lk) : NULL;
@@ -255,10 +257,14 @@ static void build_lengths(test_fixture *f) {
 }
 
 static bool reads_query(const test_fixture *f, int64_t b, int64_t i) {
+  if (f->query_starts)
+    return i < f->query_starts[f->c.B];
   return !f->query_lengths || i < f->query_lengths[b];
 }
 
 static bool reads_key(const test_fixture *f, int64_t b, int64_t i) {
+  if (f->key_starts)
+    return i < f->key_starts[f->c.B];
   return !f->key_lengths || i < f->key_lengths[b];
 }
 

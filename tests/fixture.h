@@ -57,7 +57,8 @@ typedef struct test_case {
   int64_t offset;
   bool offset_each; /* one offset per entry, around `offset` */
   bool query_lengths, key_lengths;
-  bool packed; /* B sequences share Lq query rows and Lk key rows */
+  bool packed;      /* B sequences share Lq query rows and Lk key rows */
+  bool packed_tail; /* and a quarter of the rows belongs to none of them */
   bool has_mask, has_bias;
   bool bias_hides; /* some −inf in the bias */
   unsigned mask_extents, bias_extents;

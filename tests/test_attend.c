@@ -77,6 +77,7 @@ static void packed_sequences(void **state) {
                             .d = 3,
                             .dv = 4,
                             .packed = true,
+                            .packed_tail = seed % 5 > 2,
                             .layout = (test_layout)(seed % 4),
                             .causal = seed % 2,
                             .window = seed % 3 == 0,
@@ -194,6 +195,70 @@ static void halves_merge_by_log_sum_exp(void **state) {
   test_release(&whole);
 }
 
+/* Offsets and windows far beyond any length neither overflow nor wrap. */
+static void offsets_and_windows_without_end(void **state) {
+  enum { LQ = 3, LK = 5 };
+  const struct {
+    int causal;
+    int64_t offset, left, right;
+    bool seen;
+  } rows[] = {
+      {1, INT64_MAX, -1, -1, true},          {1, INT64_MIN, -1, -1, false},
+      {0, 0, INT64_MAX, INT64_MAX, true},    {0, INT64_MAX, 0, -1, false},
+      {0, INT64_MIN, -1, 0, false},          {1, INT64_C(1) << 40, INT64_C(1) << 41, 0, true},
+      {0, -(INT64_C(1) << 40), 0, 0, false},
+  };
+  static test_fixture f;
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++)
+    for (int each = 0; each < 2; each++) {
+      test_build(&f, &(test_case){.seed = i,
+                                  .core = true,
+                                  .Lq = LQ,
+                                  .Lk = LK,
+                                  .d = 2,
+                                  .window = true,
+                                  .alignment = MHA_ALIGN_OFFSET,
+                                  .want = TEST_WANT_ALL,
+                                  .offset_each = each});
+      test_note("offset or window %zu", i);
+      f.attention.causal = rows[i].causal;
+      f.attention.offset = f.offsets[0] = rows[i].offset;
+      f.attention.window_left = rows[i].left;
+      f.attention.window_right = rows[i].right;
+      test_run(&f);
+      for (int64_t at = 0; at < LQ * LK; at++)
+        if ((f.weights[at] > 0.0F) != rows[i].seen)
+          test_failed("weight %d is %g", (int)at, (double)f.weights[at]);
+      test_release(&f);
+    }
+}
+
+/* A sink far above or below the scores takes everything or nothing. */
+static void sinks_of_any_size(void **state) {
+  const float sinks[] = {-INFINITY, -1e30F, -200.0F, 0.0F, 20.0F, 95.0F, 200.0F, 1e30F};
+  static test_fixture f;
+  (void)state;
+  for (size_t i = 0; i < COUNT(sinks); i++)
+    for (int64_t Lk = 5; Lk <= 700; Lk += 695) {
+      oracle_result result;
+      test_build(&f, &(test_case){.seed = i,
+                                  .core = true,
+                                  .Lq = 4,
+                                  .Lk = Lk,
+                                  .H = 2,
+                                  .d = 3,
+                                  .sinks = true,
+                                  .want = TEST_WANT_ALL});
+      f.sinks[1] = sinks[i];
+      test_run(&f);
+      test_ask_oracle(&f, &result);
+      test_judge(&f, &result);
+      oracle_free(&result);
+      test_release(&f);
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_layout),
@@ -202,6 +267,8 @@ int main(void) {
       cmocka_unit_test(packed_sequences),
       cmocka_unit_test(packed_qkv),
       cmocka_unit_test(broadcast_by_stride_zero),
+      cmocka_unit_test(offsets_and_windows_without_end),
+      cmocka_unit_test(sinks_of_any_size),
       cmocka_unit_test(halves_merge_by_log_sum_exp),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

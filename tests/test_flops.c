@@ -35,7 +35,7 @@ typedef struct product {
   operand operands[3];
 } product;
 
-#define MAX_PRODUCTS 65536
+#define MAX_PRODUCTS (1 << 20) /* enough where a build has tiny tiles */
 static product products[MAX_PRODUCTS];
 static atomic_int n_products;
 
@@ -241,6 +241,24 @@ static void self_attention(void **state) {
                               .biases = TEST_ALL});
 }
 
+/* A few rows times large matrices, where other routines of the BLAS may be faster. */
+static void few_rows(void **state) {
+  (void)state;
+  for (int64_t L = 1; L <= 9; L++)
+    for (int variant = 0; variant < 4; variant++)
+      expect_flops(&(test_case){.seed = (uint64_t)L,
+                                .Lq = L,
+                                .Lk = variant & 2 ? 3000 : 5,
+                                .H = 4,
+                                .d = 70,
+                                .Eq = variant & 2 ? 20 : 300,
+                                .out_in = variant & 1,
+                                .borrow = true,
+                                .weight_layout = TEST_GAPS,
+                                .layout = TEST_PADDED,
+                                .accumulate = variant & 1});
+}
+
 /* The identity costs nothing. */
 static void absent_matrices_cost_nothing(void **state) {
   (void)state;
@@ -350,10 +368,15 @@ static void no_product_has_alpha_zero(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_formula_of_a_layer),         cmocka_unit_test(self_attention),
-      cmocka_unit_test(absent_matrices_cost_nothing),   cmocka_unit_test(the_core_alone),
-      cmocka_unit_test(lengths_cut_the_products),       cmocka_unit_test(hidden_tiles_cost_nothing),
-      cmocka_unit_test(packed_sequences_waste_nothing), cmocka_unit_test(no_product_has_alpha_zero),
+      cmocka_unit_test(the_formula_of_a_layer),
+      cmocka_unit_test(self_attention),
+      cmocka_unit_test(few_rows),
+      cmocka_unit_test(absent_matrices_cost_nothing),
+      cmocka_unit_test(the_core_alone),
+      cmocka_unit_test(lengths_cut_the_products),
+      cmocka_unit_test(hidden_tiles_cost_nothing),
+      cmocka_unit_test(packed_sequences_waste_nothing),
+      cmocka_unit_test(no_product_has_alpha_zero),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,6 +85,48 @@ static void large_heads(void **state) {
                             .want = TEST_WANT_ALL});
 }
 
+/* A few rows times large matrices: where a BLAS has faster routines than for many rows. */
+static void few_rows_of_wide_layers(void **state) {
+  (void)state;
+  for (int64_t L = 1; L <= (test_small() ? 2 : 9); L++)
+    for (int variant = 0; variant < 16; variant++)
+      test_check(&(test_case){.seed = (uint64_t)(100 * L + variant),
+                              .B = variant & 8 ? 2 : 1,
+                              .Lq = L,
+                              .Lk = L + 1,
+                              .H = 4,
+                              .G = 2,
+                              .d = 70,
+                              .dv = 130,
+                              .Eq = 517,
+                              .Ek = 511,
+                              .Ev = 300,
+                              .Eo = 259,
+                              .out_in = variant & 1,
+                              .accumulate = variant & 2,
+                              .biases = variant & 4 ? TEST_ALL : 0,
+                              .weight_layout = variant & 4 ? TEST_GAPS : TEST_APART,
+                              .layout = (test_layout)(variant % 3),
+                              .threads = 1 + variant % 2,
+                              .want = TEST_WANT_ALL});
+}
+
+static void few_queries_over_many_keys(void **state) {
+  (void)state;
+  for (int64_t Lq = 1; Lq <= (test_small() ? 1 : 9); Lq++)
+    for (int variant = 0; variant < 4; variant++)
+      test_check(&(test_case){.seed = (uint64_t)(10 * Lq + variant),
+                              .core = variant & 1,
+                              .Lq = Lq,
+                              .Lk = 4000 + Lq,
+                              .H = 2,
+                              .d = 33,
+                              .dv = 17 + 20 * (variant / 2),
+                              .Eq = 10,
+                              .layout = variant & 2 ? TEST_PADDED : TEST_DENSE,
+                              .want = TEST_WANT_ALL});
+}
+
 /* All four widths different from each other and from H·d. */
 static void every_width_on_its_own(void **state) {
   const int64_t widths[][4] = {{5, 7, 11, 13},  {1, 2, 3, 4},    {64, 33, 17, 129},
@@ -163,6 +205,9 @@ static void every_matrix_absent(void **state) {
                                 .out_in = biases % 2,
                                 .source = (test_source)source,
                                 .layout = absent % 2 ? TEST_PADDED : TEST_LENGTH_FIRST,
+                                .accumulate = (absent ^ biases) & 4,
+                                .query_lengths = biases & 2,
+                                .key_lengths = absent & 8,
                                 .absent = absent,
                                 .biases = biases});
 }
@@ -240,6 +285,7 @@ static void packed_sequences(void **state) {
                             .d = 3,
                             .Eq = 8,
                             .packed = true,
+                            .packed_tail = seed % 4 > 1,
                             .source = seed % 2 ? TEST_SELF : TEST_CROSS,
                             .layout = seed % 3 ? TEST_DENSE : TEST_PADDED,
                             .accumulate = seed % 4 == 0,
@@ -324,6 +370,8 @@ int main(void) {
       cmocka_unit_test(long_lengths),
       cmocka_unit_test(every_pair_of_head_sizes),
       cmocka_unit_test(large_heads),
+      cmocka_unit_test(few_rows_of_wide_layers),
+      cmocka_unit_test(few_queries_over_many_keys),
       cmocka_unit_test(every_width_on_its_own),
       cmocka_unit_test(every_grouping_of_heads),
       cmocka_unit_test(every_way_to_lay_weights),

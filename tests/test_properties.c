@@ -338,6 +338,13 @@ static void large_shapes(void **state) {
     c.dv = test_random_range(&r, 1, 24);
     c.B = 1 + (seed % 5 == 0);
     set_caller(&c, (int)(seed % 4 == 3 ? 1 : seed % 3), seed);
+    if (seed % 6 == 5 && !test_small() && c.source != TEST_SELF) { /* decoding: few queries */
+      c.Lq = test_random_range(&r, 1, 8);
+      c.Lk = test_random_range(&r, 2000, 5000);
+      c.d = test_random_range(&r, 24, 40);
+      c.dv = test_random_range(&r, 24, 40);
+      c.offset += c.Lk / 2;
+    }
     open_session(&c);
     weights_sum_to_one();
     results_change_no_bit();

@@ -1,0 +1,44 @@
+# The same tests over other builds of the library.
+#
+# mha_tiny: tiles and panels of a few rows, and a second thread for every trifle, so that every
+# border of a tile and every way to share out tasks is met by the small shapes of the tests.
+# mha_plain: the same with plain loops in the BLAS's place: what is left is the library's own, for
+# tools that cannot look into a BLAS, and a proof that all products go through the one interface.
+
+set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_ROWS=8
+                     MHA_PANEL_COLUMNS=16 MHA_OPERATIONS_PER_THREAD=1)
+list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
+
+function(mha_variant name)
+  add_library(${name} STATIC ${variant_sources} ${ARGN})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
+                             PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_compile_definitions(${name} PUBLIC MHA_STATIC PRIVATE ${tiny_definitions})
+  target_link_libraries(${name} PRIVATE OpenMP::OpenMP_C Threads::Threads m)
+  mha_compile_strictly(${name})
+endfunction()
+
+mha_variant(mha_tiny)
+target_link_libraries(mha_tiny PRIVATE mha::cblas)
+mha_variant(mha_plain plain_blas.c)
+target_include_directories(mha_plain PRIVATE ${blas_include_dir})
+
+# mha_test_again(<name> <variant>): test_<name> once more, linked with a variant.
+function(mha_test_again name variant)
+  string(REPLACE mha_ "" suffix ${variant})
+  set(program test_${name}_${suffix})
+  add_executable(${program} test_${name}.c)
+  target_link_libraries(${program} PRIVATE mha_test_support ${variant})
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  mha_compile_strictly(${program})
+  add_test(NAME ${name}_${suffix} COMMAND ${MHA_TEST_LAUNCHER} $<TARGET_FILE:${program}>)
+  set_tests_properties(${name}_${suffix} PROPERTIES LABELS "unit;${suffix}")
+endfunction()
+
+foreach(name IN ITEMS forward attend fixed_answers faults properties threads)
+  mha_test_again(${name} mha_tiny)
+endforeach()
+foreach(name IN ITEMS forward attend properties threads)
+  mha_test_again(${name} mha_plain)
+  set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
+endforeach()
