@@ -24,7 +24,7 @@ float mha_exp(float x);
 /* row[j] *= factor. */
 void mha_row_scale(float *row, int64_t n, float factor);
 
-/* row[j] = cap·tanh(row[j] / cap), cap > 0. */
+/* row[j] = cap·tanh(row[j] / cap), cap > 0; tanh to 3 units of 2^-24 of its value. */
 void mha_row_softcap(float *row, int64_t n, float cap);
 
 /* row[j] += bias[j], but -inf where bias[j] is -inf, whatever row[j] holds. */
