@@ -38,63 +38,114 @@ static CBLAS_TRANSPOSE orientation(mha_view view, int *leading_dimension) {
   return by_rows ? CblasNoTrans : CblasTrans;
 }
 
-/* Few rows times a large matrix are bound by reading the matrix, which sgemm would pack first: for
- * up to this many rows, one sgemv each is faster. */
-#define FEW_ROWS 7
-/* The stored rows of the matrix that all rows of x are multiplied by before the next ones: they
- * stay in a second-level cache meanwhile. */
-#define STORED_ROWS_PER_BLOCK 64
-/* Smaller products are left to sgemm. */
-#define FEW_ROWS_SMALLEST 65536
+/* ---- few rows ----
+ * Few rows times a large matrix are bound by reading the matrix, which sgemm would copy into packed
+ * form first. Two ways round that, both along the matrix's stored rows, measured in
+ * bench/README.md: one sgemv per row over blocks that stay in a second-level cache for the next
+ * row; and, on cores for which OpenBLAS has kernels that multiply small matrices without packing,
+ * one sgemm per piece small enough for them. */
+#define FEW_ROWS_FOR_SGEMV  7
+#define FEW_ROWS_FOR_PIECES 16
+/* Smaller matrices are left to sgemm. */
+#define FEW_ROWS_SMALLEST_MATRIX 65536
+#define STORED_ROWS_PER_BLOCK    64
+/* Multiplications per piece: half of what OpenBLAS's small kernels take. */
+#define MULTIPLICATIONS_PER_PIECE 450000
 
-static bool suits_sgemv(mha_view a, mha_view b, float beta) {
-  return a.rows <= FEW_ROWS && a.column_stride == 1 && b.rows * b.columns >= FEW_ROWS_SMALLEST &&
-         (beta == 0.0f || beta == 1.0f);
+static bool has_small_kernels(void) {
+  static const char *const cores[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
+  const char *core = mha_blas_core();
+  for (size_t k = 0; k < sizeof cores / sizeof *cores; k++)
+    if (strcmp(core, cores[k]) == 0)
+      return true;
+  return false;
 }
 
-/* y += alpha·x·W for a block W of stored rows, rows of x and y one after the other. */
-static void multiply_block(float alpha, mha_view x, mha_view w, float *y, int64_t y_stride) {
-  int ld = 0;
-  const bool transposed = orientation(w, &ld) == CblasTrans;
-  const int64_t stored_rows = transposed ? w.columns : w.rows;
-  const int64_t stored_columns = transposed ? w.rows : w.columns;
-  for (int64_t r = 0; r < x.rows; r++)
-    cblas_sgemv(CblasRowMajor, transposed ? CblasNoTrans : CblasTrans, (int)stored_rows,
-                (int)stored_columns, alpha, w.data, ld, x.data + r * x.row_stride, 1, 1.0f,
-                y + r * y_stride, 1);
+/* A matrix by its stored rows. */
+typedef struct stored_matrix {
+  mha_view view;
+  bool by_out; /* each stored row is a column of the view: it makes one number of y */
+  int64_t rows, columns;
+} stored_matrix;
+
+static stored_matrix as_stored(mha_view w) {
+  const bool by_out = w.column_stride != 1;
+  const stored_matrix stored = {w, by_out, by_out ? w.columns : w.rows,
+                                by_out ? w.rows : w.columns};
+  return stored;
 }
 
-/* W [in][out] is cut along whichever of the two is its stored row: along `in` the blocks add up,
- * along `out` each makes its own columns of y. */
-static void multiply_few_rows(float alpha, mha_view x, mha_view w, float beta, float *y,
-                              int64_t y_stride) {
-  const bool cut_out = w.column_stride != 1;
-  const int64_t n = cut_out ? w.columns : w.rows;
-  const int64_t step = x.rows == 1 ? n : STORED_ROWS_PER_BLOCK;
-  /* Whether sgemv with beta 0 clears a NaN in y differs between versions and cores. */
-  for (int64_t r = 0; beta == 0.0f && r < x.rows; r++)
-    memset(y + r * y_stride, 0, (size_t)w.columns * sizeof *y);
-  for (int64_t first = 0; first < n; first += step) {
-    const int64_t size = n - first < step ? n - first : step;
-    if (cut_out)
-      multiply_block(alpha, x, mha_view_columns(w, first, size), y + first, y_stride);
-    else
-      multiply_block(alpha, mha_view_columns(x, first, size), mha_view_row_block(w, first, size), y,
-                     y_stride);
+/* Stored rows that are multiplied at a time; 0 = leave it all to sgemm. */
+static int64_t choose_block(mha_view x, const stored_matrix *w, bool *pieces) {
+  *pieces = false;
+  if (x.rows > FEW_ROWS_FOR_PIECES || x.column_stride != 1 ||
+      w->rows * w->columns < FEW_ROWS_SMALLEST_MATRIX)
+    return 0;
+  if (x.rows == 1)
+    return w->rows;
+  if (has_small_kernels()) {
+    const int64_t rows = MULTIPLICATIONS_PER_PIECE / (x.rows * w->columns);
+    *pieces = true;
+    return rows > 16 ? rows / 16 * 16 : rows > 4 ? rows : 4;
   }
+  return x.rows <= FEW_ROWS_FOR_SGEMV ? STORED_ROWS_PER_BLOCK : 0;
 }
 
-static void product(float alpha, mha_view a, mha_view b, float beta, float *c, int64_t c_stride) {
+/* y += alpha·x·W for a block W of stored rows. */
+static void multiply_rows(float alpha, mha_view x, mha_view block, float *y, int64_t y_stride) {
+  const stored_matrix w = as_stored(block);
+  int ld = 0;
+  const CBLAS_TRANSPOSE transposed =
+      orientation(block, &ld) == CblasTrans ? CblasNoTrans : CblasTrans;
+  for (int64_t r = 0; r < x.rows; r++)
+    cblas_sgemv(CblasRowMajor, transposed, (int)w.rows, (int)w.columns, alpha, block.data, ld,
+                x.data + r * x.row_stride, 1, 1.0f, y + r * y_stride, 1);
+}
+
+static void multiply_whole(float alpha, mha_view a, mha_view b, float beta, float *c,
+                           int64_t c_stride) {
   int lda = 0;
   int ldb = 0;
-  if (suits_sgemv(a, b, beta)) {
-    multiply_few_rows(alpha, a, b, beta, c, c_stride);
-    return;
-  }
   const CBLAS_TRANSPOSE a_orientation = orientation(a, &lda);
   const CBLAS_TRANSPOSE b_orientation = orientation(b, &ldb);
   cblas_sgemm(CblasRowMajor, a_orientation, b_orientation, (int)a.rows, (int)b.columns,
               (int)a.columns, alpha, a.data, lda, b.data, ldb, beta, c, (int)c_stride);
+}
+
+/* y = beta·y, without reading y where beta is 0: whether sgemv then clears a NaN differs between
+ * versions and cores. */
+static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
+  for (int64_t r = 0; beta != 1.0f && r < rows; r++)
+    for (int64_t c = 0; c < columns; c++)
+      y[r * y_stride + c] = beta == 0.0f ? 0.0f : beta * y[r * y_stride + c];
+}
+
+/* A block of stored rows that are columns of W makes its own columns of y from all of x; one of
+ * rows takes its own columns of x and adds to all of y. */
+static void multiply_few_rows(float alpha, mha_view x, const stored_matrix *w, float beta, float *y,
+                              int64_t y_stride, int64_t block, bool pieces) {
+  start_rows(beta, y, x.rows, w->view.columns, y_stride);
+  for (int64_t first = 0; first < w->rows; first += block) {
+    const int64_t n = w->rows - first < block ? w->rows - first : block;
+    const mha_view x_part = w->by_out ? x : mha_view_columns(x, first, n);
+    const mha_view w_part =
+        w->by_out ? mha_view_columns(w->view, first, n) : mha_view_row_block(w->view, first, n);
+    float *y_part = w->by_out ? y + first : y;
+    if (pieces)
+      multiply_whole(alpha, x_part, w_part, 1.0f, y_part, y_stride);
+    else
+      multiply_rows(alpha, x_part, w_part, y_part, y_stride);
+  }
+}
+
+static void product(float alpha, mha_view a, mha_view b, float beta, float *c, int64_t c_stride) {
+  const stored_matrix matrix = as_stored(b);
+  bool pieces = false;
+  const int64_t block = choose_block(a, &matrix, &pieces);
+  if (block > 0)
+    multiply_few_rows(alpha, a, &matrix, beta, c, c_stride, block, pieces);
+  else
+    multiply_whole(alpha, a, b, beta, c, c_stride);
 }
 
 mha_status mha_blas_multiply(float alpha, mha_view a, mha_view b, float beta, float *c,
