@@ -364,6 +364,17 @@ static void inf_in_a_value_whose_weight_rounds_to_zero(void **state) {
   }
 }
 
+/* NaN has no such excuse: a row that sees it becomes NaN whatever its weight. */
+static void nan_in_a_value_whose_weight_rounds_to_zero(void **state) {
+  const float q[] = {1.0F}, k[] = {0.0F, -200.0F, 0.0F}, v[] = {1.0F, NAN, 4.0F};
+  float output[1];
+  (void)state;
+  test_core core = {.Lq = 1, .Lk = 3, .q = q, .k = k, .v = v, .output = output};
+  MHA_INIT(&core.rules);
+  test_core_run(&core);
+  test_near("output", (double)output[0], NAN, 0.0);
+}
+
 /* ---- Rows about large and small scores --------------------------------------------------------
  */
 
@@ -911,6 +922,7 @@ int main(void) {
       cmocka_unit_test(nan_in_a_visible_key),
       cmocka_unit_test(inf_in_a_visible_value),
       cmocka_unit_test(inf_in_a_value_whose_weight_rounds_to_zero),
+      cmocka_unit_test(nan_in_a_value_whose_weight_rounds_to_zero),
       cmocka_unit_test(huge_scores),
       cmocka_unit_test(huge_scores_anywhere_in_a_long_row),
       cmocka_unit_test(subnormal_weights),
