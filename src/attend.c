@@ -189,9 +189,9 @@ static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tenso
                             const mha_tensor *v, const mha_attend_args *given, mha_error *error) {
   mha_attend_args args;
   mha_attention rules;
-  tensor_shape qs;
-  tensor_shape ks;
-  tensor_shape vs;
+  tensor_shape qs = {0};
+  tensor_shape ks = {0};
+  tensor_shape vs = {0};
   mha_core *core = &call->core;
   mha_status status = mha_read_struct(&args, sizeof args, sizeof args, given, "args", error);
   if (!status)

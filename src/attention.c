@@ -50,33 +50,37 @@ static int64_t score_columns(int64_t Lk) {
   return smaller(Lk, MHA_KEY_TILE);
 }
 
-static void *place(char *base, size_t offset) {
-  return base ? base + offset : NULL;
-}
+/* The one place that knows how a worker's scratch is laid out. */
+typedef struct scratch_offsets {
+  size_t scores, correction, poison, values, kinds;
+} scratch_offsets;
 
-/* The one place that knows how scratch is laid out; base NULL only measures. */
-static tile_scratch lay_out(char *base, int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
+static scratch_offsets lay_out(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
   const int64_t rows = smaller(Lq, MHA_QUERY_TILE);
   const int64_t columns = score_columns(Lk);
-  tile_scratch s;
-  s.scores = place(base, mha_layout_add(layout, sizeof(float), rows, columns, 1));
-  s.correction = place(base, mha_layout_add(layout, sizeof(float), rows, 1, 1));
-  s.poison = place(base, mha_layout_add(layout, sizeof(float), rows, 1, 1));
-  s.values = place(base, mha_layout_add(layout, sizeof(float), columns, dv, 1));
-  s.kinds = place(base, mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1));
-  return s;
+  scratch_offsets at;
+  at.scores = mha_layout_add(layout, sizeof(float), rows, columns, 1);
+  at.correction = mha_layout_add(layout, sizeof(float), rows, 1, 1);
+  at.poison = mha_layout_add(layout, sizeof(float), rows, 1, 1);
+  at.values = mha_layout_add(layout, sizeof(float), columns, dv, 1);
+  at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
+  return at;
 }
 
 size_t mha_attention_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
-  (void)lay_out(NULL, Lq, Lk, dv, layout);
+  (void)lay_out(Lq, Lk, dv, layout);
   return layout->bytes;
 }
 
 static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   const mha_visibility *v = &core->visibility;
   mha_layout layout = {0};
-  return lay_out(core->scratch + (size_t)worker * core->scratch_bytes, v->Lq, v->Lk, core->dv,
-                 &layout);
+  const scratch_offsets at = lay_out(v->Lq, v->Lk, core->dv, &layout);
+  char *base = core->scratch + (size_t)worker * core->scratch_bytes;
+  const tile_scratch s = {(void *)(base + at.scores), (void *)(base + at.correction),
+                          (void *)(base + at.poison), (void *)(base + at.values),
+                          (void *)(base + at.kinds)};
+  return s;
 }
 
 /* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns

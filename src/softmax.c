@@ -54,7 +54,7 @@ static inline float max2(float a, float b) {
 
 /* The maximum is bound by latency: in long rows four vectors of lanes keep four comparisons in
  * flight. */
-#define MAX_LANES (4 * MHA_LANES)
+enum { MAX_LANES = 4 * MHA_LANES };
 
 /* Maximum of the first n - n mod MAX_LANES elements, n >= MAX_LANES. */
 static inline float max_of_blocks(const float *row, int64_t n) {

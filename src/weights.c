@@ -216,12 +216,12 @@ static void copy_matrix(const matrix_entry *e, int32_t orientation, char *base,
   const int64_t rows = matrix_rows(e, orientation);
   const int64_t columns = matrix_columns(e, orientation);
   if (e->data) {
-    data = (float *)(base + mha_layout_add(layout, sizeof *data, rows, columns, 1));
+    data = (void *)(base + mha_layout_add(layout, sizeof *data, rows, columns, 1));
     for (int64_t r = 0; r < rows; r++)
       memcpy(data + r * columns, e->data + r * e->ld, (size_t)columns * sizeof *data);
   }
   if (e->bias) {
-    bias = (float *)(base + mha_layout_add(layout, sizeof *bias, e->out, 1, 1));
+    bias = (void *)(base + mha_layout_add(layout, sizeof *bias, e->out, 1, 1));
     memcpy(bias, e->bias, (size_t)e->out * sizeof *bias);
   }
   set_projection(e, orientation, data, bias, columns);
@@ -308,7 +308,7 @@ mha_status mha_weights_create_backed(const mha_config *config, const mha_matrice
     *weights = NULL;
     status = create(config, matrices, weights, error);
   }
-  if (!status)
+  if (weights && *weights)
     (*weights)->backing = backing;
   else if (backing.release)
     backing.release(backing.state);
