@@ -8,6 +8,7 @@ set(MHA_SOURCES
     src/arguments.c
     src/project.c
     src/forward.c
+    src/layer.c
     src/call.c
     src/attend.c
     src/attention.c

@@ -40,14 +40,10 @@ typedef struct task {
   bool replace;   /* non-finite values are replaced: the second attempt */
 } task;
 
-static int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
 /* ---- layout of the work ---- */
 
 static int64_t score_columns(int64_t Lk) {
-  return smaller(Lk, MHA_KEY_TILE);
+  return mha_min(Lk, MHA_KEY_TILE);
 }
 
 /* The one place that knows how a worker's scratch is laid out. */
@@ -56,7 +52,7 @@ typedef struct scratch_offsets {
 } scratch_offsets;
 
 static scratch_offsets lay_out(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
-  const int64_t rows = smaller(Lq, MHA_QUERY_TILE);
+  const int64_t rows = mha_min(Lq, MHA_QUERY_TILE);
   const int64_t columns = score_columns(Lk);
   scratch_offsets at;
   at.scores = mha_layout_add(layout, sizeof(float), rows, columns, 1);
@@ -124,12 +120,12 @@ static void locate(task *t, int64_t index) {
   if (packed) {
     t->b = packed_entry(v, slot);
     t->i = (slot - first_slot(v, t->b)) * MHA_QUERY_TILE;
-    t->rows = smaller(mha_query_count(v, t->b) - t->i, MHA_QUERY_TILE);
+    t->rows = mha_min(mha_query_count(v, t->b) - t->i, MHA_QUERY_TILE);
   } else {
     const int64_t tiles = slots / v->B;
     t->b = slot / tiles;
     t->i = slot % tiles * MHA_QUERY_TILE;
-    t->rows = smaller(v->Lq - t->i, MHA_QUERY_TILE);
+    t->rows = mha_min(v->Lq - t->i, MHA_QUERY_TILE);
   }
 }
 
@@ -175,7 +171,7 @@ static mha_range next_keys(const key_zones *zones, int64_t begin) {
     limit = zones->common.end;
     size = MHA_KEY_TILE;
   }
-  const mha_range keys = {begin, smaller(begin + size, limit)};
+  const mha_range keys = {begin, mha_min(begin + size, limit)};
   return keys;
 }
 
@@ -399,7 +395,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
   locate(&t, index);
   if (t.rows <= 0)
     return MHA_OK;
-  t.live = smaller(t.rows, mha_query_count(v, t.b) - t.i);
+  t.live = mha_min(t.rows, mha_query_count(v, t.b) - t.i);
   t.scratch = worker_scratch(core, worker);
   t.score_stride = score_columns(v->Lk);
   t.row_max = core->row_max + mha_core_row_index(core, t.b, t.h, t.i);

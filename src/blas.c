@@ -6,6 +6,8 @@
  * system puts under it. cblas.h is not asked for them, since it may be another vendor's. */
 #include "blas.h"
 
+#include "memory.h"
+
 #include <cblas.h>
 #include <pthread.h>
 #include <string.h>
@@ -126,7 +128,7 @@ static void multiply_few_rows(float alpha, mha_view x, const stored_matrix *w, f
                               int64_t y_stride, int64_t block, bool pieces) {
   start_rows(beta, y, x.rows, w->view.columns, y_stride);
   for (int64_t first = 0; first < w->rows; first += block) {
-    const int64_t n = w->rows - first < block ? w->rows - first : block;
+    const int64_t n = mha_min(w->rows - first, block);
     const mha_view x_part = w->by_out ? x : mha_view_columns(x, first, n);
     const mha_view w_part =
         w->by_out ? mha_view_columns(w->view, first, n) : mha_view_row_block(w->view, first, n);

@@ -22,6 +22,14 @@ void mha_memory_release(const mha_allocator *allocator, void *memory, size_t byt
 bool mha_multiply(int64_t a, int64_t b, int64_t *result);
 bool mha_add(int64_t a, int64_t b, int64_t *result);
 
+static inline int64_t mha_min(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+static inline int64_t mha_max(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
 /* The sizes of an arena's arrays, added up one after the other. Begin with {0}. */
 typedef struct mha_layout {
   size_t bytes;

@@ -139,8 +139,7 @@ static mha_status observe_head(const observed_tile *t, float *into, bool add) {
   const mha_range last = shown_keys(t, t->live - 1);
   mha_status status = MHA_OK;
   for (int64_t begin = first.begin; !status && begin < last.end; begin += MHA_KEY_TILE) {
-    const int64_t end = begin + MHA_KEY_TILE;
-    const mha_range keys = {begin, end < last.end ? end : last.end};
+    const mha_range keys = {begin, mha_min(begin + MHA_KEY_TILE, last.end)};
     status = mha_core_scores(t->core, t->b, t->h, t->i, t->live, keys, t->scores, t->stride);
     for (int64_t r = 0; !status && r < t->live; r++) {
       const mha_range mine = mha_range_intersect(shown_keys(t, r), keys);
@@ -168,11 +167,10 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   const mha_results *results = o->results;
   observed_tile t = {.core = core, .b = index / o->tiles};
   t.i = index % o->tiles * MHA_QUERY_TILE;
-  t.rows = v->Lq - t.i < MHA_QUERY_TILE ? v->Lq - t.i : MHA_QUERY_TILE;
-  t.live = mha_query_count(v, t.b) - t.i;
-  t.live = t.live < t.rows ? t.live : t.rows;
+  t.rows = mha_min(v->Lq - t.i, MHA_QUERY_TILE);
+  t.live = mha_min(mha_query_count(v, t.b) - t.i, t.rows);
   t.scores = (float *)(void *)(core->scratch + (size_t)worker * core->scratch_bytes);
-  t.stride = v->Lk < MHA_KEY_TILE ? v->Lk : MHA_KEY_TILE;
+  t.stride = mha_min(v->Lk, MHA_KEY_TILE);
   const int64_t cells = t.rows * v->Lk;
   float *average = results->average ? results->average + (t.b * v->Lq + t.i) * v->Lk : NULL;
   if (average)

@@ -4,6 +4,7 @@
 #include "project.h"
 
 #include "blas.h"
+#include "memory.h"
 #include "softmax.h"
 
 #include <string.h>
@@ -46,24 +47,16 @@ static bool is_evenly_spaced(const mha_rows_shape *shape) {
   return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
 }
 
-static int64_t larger(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-
-static int64_t smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
 /* Columns per panel: an even share in whole vectors. */
 static int64_t choose_columns(int64_t columns, int64_t row_panels) {
-  const int64_t wanted = smaller(MIN_PANELS / larger(row_panels, 1), columns / MIN_PANEL_COLUMNS);
-  const int64_t panels = larger(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
-  return smaller(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
+  const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
+  const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
+  return mha_min(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
 }
 
 static cut make_cut(const mha_projecting *p) {
   cut c = {.p = p};
-  c.merged = !p->counts && is_evenly_spaced(&p->x_shape) && is_evenly_spaced(&p->y_shape);
+  c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) && is_evenly_spaced(&p->y_shape);
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
   c.row_panels = divide_up(c.run_rows, MHA_PANEL_ROWS);
@@ -159,8 +152,8 @@ static const cut *find_cut(const project_job *job, int64_t index) {
 /* Rows of the run that are computed. */
 static int64_t live_rows(const cut *c, int64_t run) {
   if (c->merged)
-    return c->p->x_shape.batch == 1 ? c->p->limit : c->run_rows;
-  return c->p->counts ? c->p->counts[run] : c->run_rows;
+    return c->p->x_shape.batch == 1 ? c->p->live.limit : c->run_rows;
+  return c->p->live.counts ? c->p->live.counts[run] : c->run_rows;
 }
 
 static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, int64_t column) {
@@ -172,7 +165,7 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
       .y = p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride + column,
       .rows = rows,
       .column = column,
-      .columns = smaller(left, c->panel_columns),
+      .columns = mha_min(left, c->panel_columns),
   };
   return q;
 }
@@ -185,9 +178,9 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   const int64_t column = local % c->column_panels * c->panel_columns;
   const int64_t row = local / c->column_panels % c->row_panels * MHA_PANEL_ROWS;
   const int64_t run = local / c->column_panels / c->row_panels;
-  const int64_t end = smaller(row + MHA_PANEL_ROWS, c->run_rows);
+  const int64_t end = mha_min(row + MHA_PANEL_ROWS, c->run_rows);
   const int64_t live = live_rows(c, run);
-  const int64_t live_end = larger(row, smaller(live, end));
+  const int64_t live_end = mha_max(row, mha_min(live, end));
   mha_status status = MHA_OK;
   if (live_end > row) {
     const panel q = make_panel(c, run, row, live_end - row, column);

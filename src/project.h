@@ -6,16 +6,22 @@
 #include "parallel.h"
 #include "weights.h"
 
-/* One projection of a call. Rows i < count(b) of entry b are computed; the others are not read. */
+/* Rows that are computed: counts[b] of each entry where there are counts, and none from `limit` on,
+ * where packed input ends with its last sequence. */
+typedef struct mha_live_rows {
+  const int64_t *counts; /* [B] or NULL */
+  int64_t limit;
+} mha_live_rows;
+
+/* One projection of a call. Rows that are not live are not read. */
 typedef struct mha_projecting {
   const mha_projection *projection;
   const float *x; /* [B][L][in] */
   float *y;       /* [B][L][out] */
   mha_rows_shape x_shape, y_shape;
-  const int64_t *counts; /* [B] or NULL = all L */
-  int64_t limit;         /* rows that exist at all: packed input may end before L */
-  bool accumulate;       /* y += x·W + b */
-  bool fill;             /* rows beyond the count count as x = 0: they become b */
+  mha_live_rows live;
+  bool accumulate; /* y += x·W + b */
+  bool fill;       /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
 
 /* Runs n projections as one list of panels. Panels are cut by shape alone. */

@@ -3,6 +3,7 @@
 #define MHA_SRC_VISIBILITY_H
 
 #include "arguments.h"
+#include "memory.h"
 #include "mha.h"
 
 #include <stdbool.h>
@@ -17,7 +18,7 @@ static inline bool mha_range_is_empty(mha_range range) {
 }
 
 static inline mha_range mha_range_intersect(mha_range a, mha_range b) {
-  const mha_range both = {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+  const mha_range both = {mha_max(a.begin, b.begin), mha_min(a.end, b.end)};
   return both;
 }
 

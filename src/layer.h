@@ -1,0 +1,30 @@
+/* One call of a layer, read from the caller's arguments and checked. */
+#ifndef MHA_SRC_LAYER_H
+#define MHA_SRC_LAYER_H
+
+#include "call.h"
+#include "context.h"
+#include "project.h"
+#include "weights.h"
+
+typedef struct mha_layer_call {
+  const mha_weights *weights;
+  mha_context *context;
+  mha_forward_args args;                    /* every default filled in */
+  mha_rows_shape query, key, value, output; /* the caller's arrays */
+  mha_call call;                            /* step 3 */
+  mha_workspace workspace;
+  mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense */
+} mha_layer_call;
+
+/* Reads and checks everything; weights and context are set. Writes nothing of the caller's. */
+mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error);
+
+/* Takes the scratch from the context, which the caller has entered. */
+mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error);
+
+/* The rows of the inputs that are computed. */
+mha_live_rows mha_layer_live_queries(const mha_layer_call *c);
+mha_live_rows mha_layer_live_keys(const mha_layer_call *c);
+
+#endif
