@@ -115,7 +115,8 @@ static void locate(task *t, int64_t index) {
   const bool packed = v->query_starts != NULL;
   int64_t slots = 0;
   (void)slots_per_head(v->B, v->Lq, packed, &slots);
-  const int64_t slot = index % slots;
+  /* from behind: under a causal mask the last tiles have most to do and should not come last */
+  const int64_t slot = slots - 1 - index % slots;
   t->h = index / slots;
   if (packed) {
     t->b = packed_entry(v, slot);
