@@ -56,16 +56,18 @@ double bench_machine_available_bytes(void) {
 /* All columns of the first line of /proc/stat but idle and waiting for disks, as seconds. */
 static double busy_seconds(void) {
   double ticks[8] = {0}; /* user nice system idle iowait irq softirq steal */
-  int n = 0;
+  char line[512] = "";
   FILE *file = fopen("/proc/stat", "r");
-  if (!file)
+  const bool read = file && fgets(line, sizeof line, file);
+  if (file)
+    fclose(file);
+  if (!read || strncmp(line, "cpu ", 4) != 0)
     return NAN;
-  if (fscanf(file, "cpu") == 0)
-    while (n < 8 && fscanf(file, "%lf", &ticks[n]) == 1)
-      n++;
-  fclose(file);
+  char *at = line + 4;
+  for (int i = 0; i < 8; i++)
+    ticks[i] = strtod(at, &at);
   const double busy = ticks[0] + ticks[1] + ticks[2] + ticks[5] + ticks[6] + ticks[7];
-  return n == 8 ? busy / (double)sysconf(_SC_CLK_TCK) : NAN;
+  return busy / (double)sysconf(_SC_CLK_TCK);
 }
 
 double bench_machine_others_seconds(void) {

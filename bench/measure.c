@@ -199,7 +199,7 @@ static void add_rows(bench_measurement *measurement, void *const states[]) {
 static bool create_rows(bench_measurement *measurement) {
   void *states[BENCH_MAX_ENGINES] = {NULL};
   bool good = true;
-  measurement->rows = bench_zeroed(BENCH_MAX_ROWS * sizeof *measurement->rows);
+  measurement->rows = bench_zeroed((size_t)BENCH_MAX_ROWS * sizeof *measurement->rows);
   if (!measurement->rows)
     return false;
   for (int e = 0; good && e < BENCH_MAX_ENGINES; e++)

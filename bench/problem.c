@@ -66,12 +66,15 @@ static bool create_sets(bench_problem *problem) {
   problem->sets = bench_zeroed((size_t)problem->n_sets * sizeof *problem->sets);
   if (!problem->sets)
     return false;
-  for (int64_t i = 0; i < problem->n_sets; i++)
-    if (!create_set(problem, &problem->sets[i]))
+  for (int64_t i = 0; i < problem->n_sets; i++) {
+    bench_weights *set = &problem->sets[i];
+    if (!create_set(problem, set))
       return false;
-  fill_set(problem, &problem->sets[0]);
-  for (int64_t i = 1; i < problem->n_sets; i++)
-    memcpy(problem->sets[i].block, problem->sets[0].block, problem->set_bytes);
+    if (i == 0)
+      fill_set(problem, set);
+    else
+      memcpy(set->block, problem->sets[0].block, problem->set_bytes);
+  }
   return true;
 }
 

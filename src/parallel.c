@@ -80,13 +80,13 @@ static void run_team(task_queue *queue, int32_t n) {
 /* In a caller's own parallel region, or after fork(), the calling thread works alone. */
 static int32_t usable_threads(const mha_threads *threads, const mha_task_list *list) {
   const bool own_team = threads->parallel_for == NULL;
-  const double worthwhile = 1.0 + list->operations / MHA_OPERATIONS_PER_THREAD;
+  const double worthwhile = list->operations / MHA_OPERATIONS_PER_THREAD;
   int32_t n = threads->n;
   if (own_team && (omp_in_parallel() || atomic_load(&forked)))
     return 1;
   if (list->n_tasks < n)
     n = (int32_t)list->n_tasks;
-  return worthwhile < n ? (int32_t)worthwhile : n;
+  return worthwhile < n ? (int32_t)(worthwhile < 1 ? 1 : worthwhile) : n;
 }
 
 mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list) {

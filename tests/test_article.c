@@ -70,8 +70,33 @@ static void remember_step(void *user, const mha_trace_step *step) {
   }
 }
 
+/* The article's input and its four matrices, [in][out]. */
+typedef struct article_numbers {
+  float *x, *w_q, *w_k, *w_v, *w_o;
+} article_numbers;
+
+static article_numbers load_numbers(void) {
+  return (article_numbers){article_floats("X", L * E), article_floats("W_Q", E * E),
+                           article_floats("W_K", E * E), article_floats("W_V", E * E),
+                           article_floats("W_O", E * E)};
+}
+
+static void free_numbers(article_numbers numbers) {
+  free(numbers.x);
+  free(numbers.w_q);
+  free(numbers.w_k);
+  free(numbers.w_v);
+  free(numbers.w_o);
+}
+
+static void expect_article(const char *what, const char *file, const float *got, int64_t n) {
+  double *numbers = article(file, n);
+  expect_close(what, got, numbers, n);
+  free(numbers);
+}
+
 /* The order of the article, and its shapes with a batch of one in front. */
-static void every_step(void **state) {
+static void expect_steps(const seen_steps *seen) {
   static const struct {
     const char *name;
     int32_t rank;
@@ -81,10 +106,23 @@ static void every_step(void **state) {
       {"weights", 4, {1, H, L, L}}, {"heads", 4, {1, H, L, D}}, {"concat", 3, {1, L, H * D, 1}},
       {"output", 3, {1, L, E, 1}},
   };
+  assert_int_equal(seen->n, (int)(sizeof expected / sizeof *expected));
+  for (int i = 0; i < seen->n; i++) {
+    const seen_step *step = &seen->step[i];
+    int64_t n = 1;
+    assert_string_equal(step->name, expected[i].name);
+    assert_int_equal(step->rank, expected[i].rank);
+    for (int axis = 0; axis < 4; axis++) {
+      assert_int_equal(step->shape[axis], expected[i].shape[axis]);
+      n *= expected[i].shape[axis];
+    }
+    expect_article(step->name, step->name, step->numbers, n);
+  }
+}
+
+static void every_step(void **state) {
   static seen_steps seen;
-  float *x = article_floats("X", L * E), *w_q = article_floats("W_Q", E * E);
-  float *w_k = article_floats("W_K", E * E), *w_v = article_floats("W_V", E * E);
-  float *w_o = article_floats("W_O", E * E);
+  const article_numbers numbers = load_numbers();
   float output[L * E], weights_out[H * L * L];
   mha_weights *weights = NULL;
   mha_context *context = NULL;
@@ -97,10 +135,10 @@ static void every_step(void **state) {
   mha_config_init(&config, E, H);
   MHA_INIT(&matrices);
   matrices.orientation = MHA_IN_OUT;
-  matrices.query = w_q;
-  matrices.key = w_k;
-  matrices.value = w_v;
-  matrices.output = w_o;
+  matrices.query = numbers.w_q;
+  matrices.key = numbers.w_k;
+  matrices.value = numbers.w_v;
+  matrices.output = numbers.w_o;
   test_expect(mha_weights_create(&config, &matrices, &weights, &error), MHA_OK, &error);
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
   test_expect(mha_context_trace(context, remember_step, &seen, &error), MHA_OK, &error);
@@ -109,43 +147,23 @@ static void every_step(void **state) {
   MHA_INIT(&args);
   args.batch = 1;
   args.query_length = L;
-  args.query = x;
+  args.query = numbers.x;
   args.output = output;
   args.attention = &attention;
   test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
-  assert_int_equal(seen.n, (int)(sizeof expected / sizeof *expected));
-  for (int i = 0; i < seen.n; i++) {
-    int64_t n = 1;
-    assert_string_equal(seen.step[i].name, expected[i].name);
-    assert_int_equal(seen.step[i].rank, expected[i].rank);
-    for (int axis = 0; axis < 4; axis++) {
-      assert_int_equal(seen.step[i].shape[axis], expected[i].shape[axis]);
-      n *= expected[i].shape[axis];
-    }
-    double *numbers = article(expected[i].name, n);
-    expect_close(expected[i].name, seen.step[i].numbers, numbers, n);
-    free(numbers);
-  }
-  double *numbers = article("weights", (int64_t)H * L * L);
-  expect_close("weights asked for", weights_out, numbers, (int64_t)H * L * L);
-  free(numbers);
-  numbers = article("output", L * E);
-  expect_close("output", output, numbers, L * E);
-  free(numbers);
+  expect_steps(&seen);
+  expect_article("weights asked for", "weights", weights_out, (int64_t)H * L * L);
+  expect_article("output", "output", output, L * E);
   mha_context_destroy(context);
   mha_weights_destroy(weights);
-  free(x);
-  free(w_q);
-  free(w_k);
-  free(w_v);
-  free(w_o);
+  free_numbers(numbers);
 }
 
 /* The short use that the header shows, word for word but for the sizes. */
 static void the_headers_example(void **state) {
-  float *x = article_floats("X", L * E), *w_q = article_floats("W_Q", E * E);
-  float *w_k = article_floats("W_K", E * E), *w_v = article_floats("W_V", E * E);
-  float *w_o = article_floats("W_O", E * E);
+  const article_numbers numbers = load_numbers();
+  const float *x = numbers.x, *w_q = numbers.w_q, *w_k = numbers.w_k;
+  const float *w_v = numbers.w_v, *w_o = numbers.w_o;
   float output[L * E];
   (void)state;
 
@@ -169,14 +187,8 @@ static void the_headers_example(void **state) {
   mha_context_destroy(context);
   mha_weights_destroy(weights);
 
-  double *numbers = article("output", L * E);
-  expect_close("output", output, numbers, L * E);
-  free(numbers);
-  free(x);
-  free(w_q);
-  free(w_k);
-  free(w_v);
-  free(w_o);
+  expect_article("output", "output", output, L * E);
+  free_numbers(numbers);
 }
 
 /* Two float64 computations of 8 terms agree far below float32's roundoff. */

@@ -111,6 +111,26 @@ static void few_rows_of_wide_layers(void **state) {
                               .want = TEST_WANT_ALL});
 }
 
+/* Widths beyond the panels that a projection may be cut into, each column with its own bias. */
+static void wide_layers(void **state) {
+  const int64_t rows[] = {3, 20};
+  (void)state;
+  for (size_t i = 0; i < (test_small() ? 1 : COUNT(rows)); i++)
+    for (int variant = 0; variant < 4; variant++)
+      test_check(&(test_case){.seed = i,
+                              .Lq = rows[i],
+                              .Lk = 7,
+                              .H = 10,
+                              .d = 110,
+                              .Eq = 40,
+                              .Eo = 2100,
+                              .out_in = variant & 1,
+                              .accumulate = variant & 2,
+                              .biases = TEST_ALL,
+                              .threads = 2,
+                              .layout = (test_layout)(variant % 3)});
+}
+
 static void few_queries_over_many_keys(void **state) {
   (void)state;
   for (int64_t Lq = 1; Lq <= (test_small() ? 1 : 9); Lq++)
@@ -371,6 +391,7 @@ int main(void) {
       cmocka_unit_test(every_pair_of_head_sizes),
       cmocka_unit_test(large_heads),
       cmocka_unit_test(few_rows_of_wide_layers),
+      cmocka_unit_test(wide_layers),
       cmocka_unit_test(few_queries_over_many_keys),
       cmocka_unit_test(every_width_on_its_own),
       cmocka_unit_test(every_grouping_of_heads),

@@ -100,8 +100,9 @@ static test_case medium_layer(void) {
 
 /* Worth several threads in each of its steps. */
 static test_case large_layer(void) {
+  const int64_t L = test_small() ? 20 : 200;
   return (test_case){
-      .seed = 65, .B = 2, .Lq = 200, .H = 4, .d = 40, .source = TEST_SELF, .biases = TEST_ALL};
+      .seed = 65, .B = 2, .Lq = L, .H = 4, .d = 40, .source = TEST_SELF, .biases = TEST_ALL};
 }
 
 /* ---- One process ------------------------------------------------------------------------------
@@ -350,7 +351,12 @@ static test_case shape_with_options(int which) {
        .stage = MHA_STAGE_FINAL},
       {.B = 16, .Lq = 20, .Lk = 30, .H = 16, .d = 32, .biases = TEST_ALL, .accumulate = true},
   };
-  return all[which];
+  test_case c = all[which];
+  if (test_small()) {
+    c.Lq = (c.Lq + 7) / 8;
+    c.Lk = (c.Lk + 7) / 8;
+  }
+  return c;
 }
 enum { SHAPES = 6 };
 
@@ -421,7 +427,8 @@ static void workers_take_over_the_rounding_mode(void **state) {
   assert_int_equal(fesetround(FE_TONEAREST), 0);
   assert_int_equal(mode, FE_UPWARD); /* left as it was */
   test_same_output(&fixture, upward);
-  assert_memory_not_equal(nearest, upward, (size_t)fixture.output.floats * sizeof(float));
+  if (!test_small()) /* valgrind rounds to nearest whatever it is told */
+    assert_memory_not_equal(nearest, upward, (size_t)fixture.output.floats * sizeof(float));
   call(three, weights); /* and no worker keeps it */
   test_same_output(&fixture, nearest);
   free(nearest);
@@ -498,8 +505,8 @@ static void the_callers_pool_gives_the_same_bits(void **state) {
       test_expect(mha_context_create(&options, &context, NULL), MHA_OK, NULL);
       call(context, weights);
       expect_bits_of(output, probabilities, lse);
-      assert_true(p.loops > 0);
-      assert_true(p.largest_n >= 2 && p.largest_n <= 5);
+      assert_true(p.largest_n <= 5);
+      assert_true(test_small() || (p.loops > 0 && p.largest_n >= 2)); /* else not worth it */
       mha_context_destroy(context);
     }
     free(output);
