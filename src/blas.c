@@ -232,9 +232,10 @@ int32_t mha_blas_thread_count(void) {
 }
 
 void mha_blas_guard_enter(void) {
+  /* for the lock of the products too: a child must not inherit it held */
+  (void)pthread_once(&fork_handlers, install_fork_handlers);
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
-  (void)pthread_once(&fork_handlers, install_fork_handlers);
   pthread_mutex_lock(&guard.lock);
   if (guard.holders++ == 0) {
     guard.count = current_count();

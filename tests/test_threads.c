@@ -481,6 +481,13 @@ static void pool_for(void *user, int64_t n, mha_task *task, void *argument) {
     (void)pthread_join(items[i].thread, NULL);
 }
 
+/* OpenBLAS's serial flavour, which two threads must not enter. */
+static bool blas_is_serial(void) {
+  char info[1024];
+  (void)mha_build_info(info, sizeof info);
+  return strstr(info, "blas_threading: serial") != NULL;
+}
+
 static void the_callers_pool_gives_the_same_bits(void **state) {
   (void)state;
   for (int which = 0; which < SHAPES; which++) {
@@ -506,7 +513,10 @@ static void the_callers_pool_gives_the_same_bits(void **state) {
       call(context, weights);
       expect_bits_of(output, probabilities, lse);
       assert_true(p.largest_n <= 5);
-      assert_true(test_small() || (p.loops > 0 && p.largest_n >= 2)); /* else not worth it */
+      if (blas_is_serial())
+        assert_int_equal(p.loops, 0); /* no second thread may enter it */
+      else
+        assert_true(test_small() || (p.loops > 0 && p.largest_n >= 2)); /* else not worth it */
       mha_context_destroy(context);
     }
     free(output);
@@ -725,8 +735,11 @@ static void a_child_of_a_busy_parent(void **state) {
   int status = 0;
   for (int round = 0; round < (test_small() ? 1 : 10) && status == 0; round++) {
     const pid_t child = fork();
-    if (child == 0)
-      _exit(child_calls(idle, weights, expected));
+    if (child == 0) {
+      const int outcome = child_calls(idle, weights, expected);
+      mha_context_destroy(idle); /* the child's own copy */
+      _exit(outcome);
+    }
     status = child < 0 ? -3 : wait_for(child);
   }
   atomic_store(&w.stop, true);
