@@ -141,11 +141,10 @@ MHA_CLONES void mha_row_add_bias(float *row, const float *bias, int64_t n) {
     row[j] = bias[j] == -INFINITY ? -INFINITY : row[j] + bias[j];
 }
 
-MHA_CLONES void mha_row_add_alibi(float *row, int64_t n, float slope, int64_t first) {
+MHA_CLONES void mha_row_add_alibi(float *row, int64_t n, float slope, float first) {
   /* Distances are exact in float up to 2^24; beyond, their rounding is that of the product. */
-  const float start = (float)first;
   for (int64_t j = 0; j < n; j++)
-    row[j] -= slope * fabsf(start + (float)j);
+    row[j] -= slope * fabsf(first + (float)j);
 }
 
 MHA_CLONES void mha_row_hide(float *row, const uint8_t *attend, int64_t n) {

@@ -31,7 +31,7 @@ void mha_row_softcap(float *row, int64_t n, float cap);
 void mha_row_add_bias(float *row, const float *bias, int64_t n);
 
 /* row[j] -= slope·|first + j|: ALiBi, `first` being the distance of the row's first key. */
-void mha_row_add_alibi(float *row, int64_t n, float slope, int64_t first);
+void mha_row_add_alibi(float *row, int64_t n, float slope, float first);
 
 /* row[j] = -inf where attend[j] is 0. */
 void mha_row_hide(float *row, const uint8_t *attend, int64_t n);

@@ -8,13 +8,6 @@
 
 #include <math.h>
 
-/* Offsets and windows are clamped to this, far beyond any length, so that sums cannot overflow. */
-#define FAR_AWAY (INT64_C(1) << 60)
-
-static int64_t clamp(int64_t x) {
-  return x > FAR_AWAY ? FAR_AWAY : x < -FAR_AWAY ? -FAR_AWAY : x;
-}
-
 /* ---- checking ---- */
 
 static mha_status check_lengths(const int64_t *lengths, int64_t n, int64_t highest,
@@ -157,8 +150,8 @@ static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, 
       return mha_fail(error, MHA_ERROR_VALUE,
                       "window_left and window_right are %lld and %lld; rule: at least -1",
                       (long long)rules->window_left, (long long)rules->window_right);
-    v->left = clamp(rules->window_left);
-    v->right = clamp(rules->window_right);
+    v->left = rules->window_left;
+    v->right = rules->window_right;
   }
   return MHA_OK;
 }
@@ -245,10 +238,19 @@ static int64_t own_key_offset(const mha_visibility *v, int64_t b) {
   case MHA_ALIGN_BOTTOM_RIGHT:
     return mha_key_count(v, b) - mha_query_count(v, b);
   case MHA_ALIGN_OFFSET:
-    return clamp(v->offsets ? v->offsets[b] : v->offset);
+    return v->offsets ? v->offsets[b] : v->offset;
   default:
     return 0;
   }
+}
+
+/* a + b, or the border that it crosses: beyond every length either way. */
+static int64_t saturating_add(int64_t a, int64_t b) {
+  if (a > 0 && b > INT64_MAX - a)
+    return INT64_MAX;
+  if (a < 0 && b < INT64_MIN - a)
+    return INT64_MIN;
+  return a + b;
 }
 
 mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
@@ -257,13 +259,14 @@ mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
     keys.end = 0;
     return keys;
   }
-  const int64_t own = i + own_key_offset(v, b);
-  if (v->left >= 0 && own - v->left > keys.begin)
-    keys.begin = own - v->left;
-  if (v->right >= 0 && own + v->right + 1 < keys.end)
-    keys.end = own + v->right + 1;
-  if (v->causal && own + 1 < keys.end)
-    keys.end = own + 1;
+  const int64_t off = own_key_offset(v, b);
+  /* i joins last: any offset and window, however large, then gives the exact range */
+  if (v->left >= 0)
+    keys.begin = mha_max(keys.begin, saturating_add(saturating_add(off, -v->left), i));
+  if (v->right >= 0)
+    keys.end = mha_min(keys.end, saturating_add(saturating_add(off, v->right), i + 1));
+  if (v->causal)
+    keys.end = mha_min(keys.end, saturating_add(off, i + 1));
   return keys;
 }
 
@@ -285,7 +288,8 @@ void mha_visibility_apply(const mha_visibility *v, int64_t b, int64_t h, int64_t
   const int64_t n = keys.end - keys.begin;
   /* ALiBi first: a bias of -inf then hides its key whatever the sum was. */
   if (v->alibi_slopes)
-    mha_row_add_alibi(scores, n, v->alibi_slopes[h], keys.begin - i - own_key_offset(v, b));
+    mha_row_add_alibi(scores, n, v->alibi_slopes[h],
+                      (float)((double)(keys.begin - i) - (double)own_key_offset(v, b)));
   if (v->bias)
     mha_row_add_bias(scores, v->bias + broadcast_row(&v->bias_strides, b, h, i) + keys.begin, n);
   if (v->attend)

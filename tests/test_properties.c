@@ -14,15 +14,15 @@
  */
 
 /* A fixture with its judgement, its layer and context, and the bits of its first call. */
-typedef struct session {
+typedef struct trial {
   test_fixture f;
   oracle_result result;
   mha_weights *weights;
   mha_context *context;
   float *output, *lse, *probabilities; /* of the first call */
-} session;
+} trial;
 
-static session s; /* one at a time; too large for a stack */
+static trial s; /* one at a time; too large for a stack */
 
 static void call(void) {
   mha_error error;
@@ -40,7 +40,7 @@ static float *copy(const float *numbers, int64_t n) {
 }
 
 /* Builds, asks the judge, calls once and compares. */
-static void open_session(const test_case *c) {
+static void open_trial(const test_case *c) {
   mha_error error;
   test_build(&s.f, c);
   s.weights = NULL;
@@ -55,7 +55,7 @@ static void open_session(const test_case *c) {
   s.probabilities = copy(s.f.weights, s.f.weights_n);
 }
 
-static void close_session(void) {
+static void close_trial(void) {
   free(s.output);
   free(s.lse);
   free(s.probabilities);
@@ -297,18 +297,18 @@ static void set_caller(test_case *c, int caller, uint64_t seed) {
 }
 
 static void every_combination_of_options(void **state) {
-  const uint64_t step = test_small() ? 131 : 1;
+  const uint64_t step = test_small() ? 23 : 1;
   (void)state;
   for (uint64_t n = 0; n < 9 * (ALL_OPTIONS + 1); n += step) {
     test_case c = case_of_options((unsigned)(n / 9), n);
     c.alignment = (mha_alignment)(n % 3);
     set_caller(&c, (int)(n / 3 % 3), n);
-    open_session(&c);
+    open_trial(&c);
     weights_sum_to_one();
     results_change_no_bit();
     unseen_tokens_change_no_bit();
     hidden_bias_and_mask_are_ignored();
-    close_session();
+    close_trial();
   }
 }
 
@@ -345,13 +345,13 @@ static void large_shapes(void **state) {
       c.dv = test_random_range(&r, 24, 40);
       c.offset += c.Lk / 2;
     }
-    open_session(&c);
+    open_trial(&c);
     weights_sum_to_one();
     results_change_no_bit();
     unseen_tokens_change_no_bit();
     threads_change_no_bit(3);
     hidden_bias_and_mask_are_ignored();
-    close_session();
+    close_trial();
   }
 }
 
@@ -393,7 +393,7 @@ static void write_down_offsets(test_fixture *f) {
  * lengths hold NaN all the while. */
 static void rules_or_one_mask(void **state) {
   (void)state;
-  for (uint64_t n = 0; n < (test_small() ? 20 : 1500); n++) {
+  for (uint64_t n = 0; n < (test_small() ? 150 : 1500); n++) {
     test_case c = case_of_options((unsigned)(n * 7) & ~(unsigned)BIAS & ALL_OPTIONS, n);
     c.alignment = (mha_alignment)(n % 3);
     set_caller(&c, (int)(n / 3 % 3), n);
@@ -402,7 +402,7 @@ static void rules_or_one_mask(void **state) {
       c.Lq = 270;
       c.Lk = 530;
     }
-    open_session(&c);
+    open_trial(&c);
     const size_t cells = (size_t)s.result.stage[2].n;
     uint8_t *mask = test_pool_bytes(&s.f.pool, cells);
     float *bias = test_pool_floats(&s.f.pool, (int64_t)cells);
@@ -412,7 +412,7 @@ static void rules_or_one_mask(void **state) {
       call();
       test_judge(&s.f, &s.result);
     }
-    close_session();
+    close_trial();
   }
 }
 
@@ -431,19 +431,19 @@ static float *repeat_heads(test_fixture *f, const test_view *view, int64_t H) {
 
 static void grouped_heads_are_repeated_heads(void **state) {
   (void)state;
-  for (uint64_t n = 0; n < (test_small() ? 10 : 300); n++) {
+  for (uint64_t n = 0; n < (test_small() ? 50 : 300); n++) {
     test_case c = case_of_options((unsigned)n * 5 % (ALL_OPTIONS + 1), n);
     c.H = 6;
     c.G = 1 + (int64_t)(n % 3);
     c.core = true;
     c.layout = (test_layout)(n % 4);
     c.alignment = (mha_alignment)(n % 3);
-    open_session(&c);
+    open_trial(&c);
     s.f.k = (mha_tensor){repeat_heads(&s.f, &s.f.key, 6), c.B, c.Lk, 6, c.d, 0, 0, 0, 0};
     s.f.v = (mha_tensor){repeat_heads(&s.f, &s.f.value, 6), c.B, c.Lk, 6, c.dv, 0, 0, 0, 0};
     call();
     test_judge(&s.f, &s.result);
-    close_session();
+    close_trial();
   }
 }
 
@@ -470,7 +470,7 @@ static void call_one_sequence(int64_t b) {
 
 static void packed_sequences_are_separate_calls(void **state) {
   (void)state;
-  for (uint64_t n = 0; n < (test_small() ? 10 : 400); n++) {
+  for (uint64_t n = 0; n < (test_small() ? 50 : 400); n++) {
     mha_error error;
     test_case c = case_of_options((unsigned)n, n);
     c.packed = true;
@@ -482,7 +482,7 @@ static void packed_sequences_are_separate_calls(void **state) {
     set_caller(&c, (int)(n / 3 % 3), n);
     c.layout = n % 2 ? TEST_DENSE : TEST_PADDED;
     c.want = TEST_WANT_LSE;
-    open_session(&c);
+    open_trial(&c);
     if (n % 4 == 0)
       threads_change_no_bit(2);
     test_poison_results(&s.f);
@@ -494,7 +494,7 @@ static void packed_sequences_are_separate_calls(void **state) {
     s.f.lse = NULL;
     test_judge(&s.f, &s.result);
     s.f.lse = lse;
-    close_session();
+    close_trial();
   }
 }
 
@@ -504,7 +504,7 @@ static void packed_sequences_are_separate_calls(void **state) {
 /* A visible bias of NaN or +∞ makes its row NaN; one of −∞ hides its key, NaN or not. */
 static void biases_that_are_not_finite(void **state) {
   (void)state;
-  for (uint64_t n = 0; n < (test_small() ? 10 : 400); n++) {
+  for (uint64_t n = 0; n < (test_small() ? 50 : 400); n++) {
     test_case c = case_of_options((unsigned)(n * 3) | BIAS, n);
     c.alignment = (mha_alignment)(n % 3);
     c.bias_extents = n % 2 ? TEST_FULL : TEST_FULL_ROWS;
@@ -515,7 +515,7 @@ static void biases_that_are_not_finite(void **state) {
     }
     c.stage = n % 3 ? MHA_STAGE_WEIGHTS : MHA_STAGE_FINAL;
     c.want = n % 5 ? TEST_WANT_ALL : 0;
-    open_session(&c);
+    open_trial(&c);
     const float bad[] = {NAN, INFINITY, -INFINITY};
     oracle_result result;
     for (int64_t at = test_random_range(&s.f.random, 0, 9); at < s.f.bias_floats; at += 23)
@@ -526,7 +526,7 @@ static void biases_that_are_not_finite(void **state) {
     call();
     test_judge(&s.f, &result);
     oracle_free(&result);
-    close_session();
+    close_trial();
   }
 }
 
