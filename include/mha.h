@@ -10,8 +10,8 @@
  *   4. concatenate   O_h lies in its own column block of one buffer: again a stride
  *   5. project out   output = concat·Wo + bo
  *
- * (A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; grouped heads after
- * J. Ainslie et al., "GQA", 2023.)
+ * ("Attention Is All You Need", 2017, section 3.2.2; grouped heads after "GQA: Training Generalized
+ * Multi-Query Transformer Models from Multi-Head Checkpoints", 2023.)
  *
  * Letters, used here and in every message:
  *
@@ -405,8 +405,7 @@ typedef struct mha_mask {
   int64_t row_stride;
 } mha_mask;
 
-/** A number added to each score; −∞ hides its key, even where the score is NaN. Else as mha_mask.
- */
+/** A number added to each score; −∞ hides its key, even where it is NaN. Otherwise as mha_mask. */
 typedef struct mha_bias {
   const float *data; /**< [batch][heads][rows][columns], or NULL = no bias */
   int64_t batch;
@@ -452,7 +451,7 @@ typedef struct mha_attention {
                                      key of its own = query_starts */
   mha_mask attend;              /**< boolean mask, nonzero = attend */
   mha_bias bias;                /**< additive mask or position bias */
-  const float *alibi_slopes;    /**< [H], finite; NULL = none (O. Press et al., 2022) */
+  const float *alibi_slopes;    /**< [H], finite; NULL = none ("Train Short, Test Long", 2022) */
   const float *sinks;           /**< [H] extra logits without a value; −∞ = none; NULL = none */
   float *weights;               /**< [B][H][Lq][Lk] dense, receives weights_stage, or NULL */
   float *average;               /**< [B][Lq][Lk] dense, mean over heads of the weights, or NULL */
@@ -461,8 +460,7 @@ typedef struct mha_attention {
                                      query that sees none; or NULL */
 } mha_attention;
 
-/* ---- The layer --------------------------------------------------------------------------------
- */
+/* ---- The layer ------------------------------------------------------------------------------- */
 
 /**
  * The article's call: self attention of a dense batch, every token sees every token.
@@ -519,8 +517,7 @@ typedef struct mha_forward_args {
 MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_weights *weights,
                                               const mha_forward_args *args, mha_error *error);
 
-/* ---- The core alone ----------------------------------------------------------------------------
- */
+/* ---- The core alone -------------------------------------------------------------------------- */
 
 /**
  * A view of [batch][length][heads][size] numbers. With all strides 0 it is dense in that order;
@@ -565,8 +562,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_attend(mha_context *context, const mha_ten
                                              const mha_tensor *k, const mha_tensor *v,
                                              const mha_attend_args *args, mha_error *error);
 
-/* ---- Trace ------------------------------------------------------------------------------------
- */
+/* ---- Trace ----------------------------------------------------------------------------------- */
 
 /** One step's data, as it lies: element (i0, i1, …) is data[i0·strides[0] + i1·strides[1] + …]. */
 typedef struct mha_trace_step {
@@ -592,8 +588,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_context_trace(mha_context *context,
                                                     mha_trace_function *function, void *user,
                                                     mha_error *error);
 
-/* ---- About the library --------------------------------------------------------------------------
- */
+/* ---- About the library ----------------------------------------------------------------------- */
 
 /** Release of the library, such as "0.1.0"; static. */
 MHA_API const char *mha_version(void);

@@ -1,8 +1,8 @@
 /* Owns one task of step 3: a batch entry b, a head h and a tile of queries.
  *
- * Keys are walked in tiles with an online softmax (M. Milakov, N. Gimelshein, "Online normalizer
- * calculation for softmax", 2018): per query row the running maximum m and sum l are kept, and what
- * was accumulated under an older maximum is multiplied by exp(m_old - m_new). For each key tile
+ * Keys are walked in tiles with an online softmax ("Online normalizer calculation for softmax",
+ * 2018): per query row the running maximum m and sum l are kept, and what was accumulated under an
+ * older maximum is multiplied by exp(m_old - m_new). For each key tile
  *
  *   1. S = scale·Q·Kᵀ                 [rows][keys]   a product on strided views
  *   2. rules of the row, hidden keys  S -> -inf

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Sizes and the note -----------------------------------------------------------------------
- */
+/* ---- Sizes and the note ---------------------------------------------------------------------- */
 
 static void fill(int64_t *size, int64_t otherwise) {
   if (*size == 0)
@@ -58,8 +57,7 @@ static void note_case(const test_case *c) {
             (double)c->softcap, c->rules_in_call, c->want, (int)c->stage);
 }
 
-/* ---- Strided tensors --------------------------------------------------------------------------
- */
+/* ---- Strided tensors ------------------------------------------------------------------------- */
 
 float *test_at(const test_view *view, int64_t b, int64_t i, int64_t h, int64_t c) {
   return view->data + b * view->batch_stride + i * view->row_stride + h * view->head_stride + c;
@@ -113,8 +111,7 @@ test_shape test_view_shape(const test_view *v) {
   return (test_shape){{v->batch, v->length, v->heads, v->size}};
 }
 
-/* ---- The layer's numbers ----------------------------------------------------------------------
- */
+/* ---- The layer's numbers --------------------------------------------------------------------- */
 
 static test_matrix *matrix_of(test_fixture *f, int which) {
   test_matrix *all[] = {&f->wq, &f->wk, &f->wv, &f->wo};
@@ -212,8 +209,7 @@ static void layer_arguments(test_fixture *f) {
   f->matrices.output_bias = f->wo.bias;
 }
 
-/* ---- Lengths, offsets, starts -----------------------------------------------------------------
- */
+/* ---- Lengths, offsets, starts ---------------------------------------------------------------- */
 
 /* Counts in 0..L, both ends more often than the rest. */
 static int64_t *random_lengths(test_fixture *f, int64_t length) {
@@ -272,8 +268,7 @@ static bool reads_either(const test_fixture *f, int64_t b, int64_t i) {
   return reads_query(f, b, i) || reads_key(f, b, i);
 }
 
-/* ---- Masks ------------------------------------------------------------------------------------
- */
+/* ---- Masks ----------------------------------------------------------------------------------- */
 
 /* The header's mask and bias differ only in the type of data, so one is laid out for both. */
 static int64_t lay_out_mask(const test_case *c, unsigned extents, mha_mask *mask) {
@@ -321,8 +316,7 @@ static void build_bias(test_fixture *f) {
                  layout.columns, layout.batch_stride, layout.head_stride, layout.row_stride};
 }
 
-/* ---- Rules and results ------------------------------------------------------------------------
- */
+/* ---- Rules and results ----------------------------------------------------------------------- */
 
 static void build_scores(test_fixture *f) {
   const test_case *c = &f->c;
@@ -386,8 +380,7 @@ static void build_results(test_fixture *f) {
   f->attention.log_sum_exp = f->lse;
 }
 
-/* ---- Arguments --------------------------------------------------------------------------------
- */
+/* ---- Arguments ------------------------------------------------------------------------------- */
 
 static void forward_arguments(test_fixture *f) {
   const test_case *c = &f->c;
@@ -441,8 +434,7 @@ static void attend_arguments(test_fixture *f) {
   f->attend_args.attention = &f->attention;
 }
 
-/* ---- Building and running ---------------------------------------------------------------------
- */
+/* ---- Building and running -------------------------------------------------------------------- */
 
 static void build_inputs(test_fixture *f) {
   const test_case *c = &f->c;
@@ -539,8 +531,7 @@ void test_check_gaps(const test_fixture *f) {
   free(written);
 }
 
-/* ---- The judge --------------------------------------------------------------------------------
- */
+/* ---- The judge ------------------------------------------------------------------------------- */
 
 static double *widen(const float *numbers, int64_t n) {
   double *wide = malloc((size_t)(n > 0 ? n : 1) * sizeof *wide);
@@ -686,8 +677,7 @@ void test_check(const test_case *c) {
   free(f);
 }
 
-/* ---- Bits -------------------------------------------------------------------------------------
- */
+/* ---- Bits ------------------------------------------------------------------------------------ */
 
 static bool every_row(const void *user, int64_t b, int64_t i) {
   (void)user;
@@ -718,8 +708,7 @@ void test_same_output(const test_fixture *f, const float *expected) {
   test_same_rows(f, expected, every_row, NULL);
 }
 
-/* ---- The core on hand-written numbers ---------------------------------------------------------
- */
+/* ---- The core on hand-written numbers -------------------------------------------------------- */
 
 mha_status test_core_try(test_core *core, mha_error *error) {
   mha_context *context = NULL;

@@ -116,8 +116,7 @@ static bool visible(const oracle_problem *p, const sequence *s, int64_t b, int64
   return !p->attend || p->attend[cell(p, b, h, i, j)] != 0;
 }
 
-/* ---- One row of scores ------------------------------------------------------------------------
- */
+/* ---- One row of scores ----------------------------------------------------------------------- */
 
 /* −inf, as a final score, hides its key, whatever caused it. */
 static bool is_hidden(double final) {
@@ -252,8 +251,7 @@ static void store_stages(const oracle_problem *p, const sequence *s, int64_t b, 
   }
 }
 
-/* ---- The whole --------------------------------------------------------------------------------
- */
+/* ---- The whole ------------------------------------------------------------------------------- */
 
 static void attend(const oracle_problem *p, const sequence *s, int64_t b, oracle_result *result) {
   const size_t n = s->length_k > 0 ? (size_t)s->length_k : 1;

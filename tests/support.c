@@ -10,8 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- Failing with a story ---------------------------------------------------------------------
- */
+/* ---- Failing with a story -------------------------------------------------------------------- */
 
 static char note[1024];
 
@@ -46,8 +45,7 @@ bool test_small(void) {
   return getenv("MHA_TEST_SMALL") != NULL;
 }
 
-/* ---- Random numbers ---------------------------------------------------------------------------
- */
+/* ---- Random numbers -------------------------------------------------------------------------- */
 
 void test_random_seed(test_random *random, uint64_t seed) {
   for (int i = 0; i < 4; i++) {
@@ -94,8 +92,7 @@ void test_fill_normal(test_random *random, float *numbers, int64_t n, double fac
     numbers[i] = (float)(factor * test_random_normal(random));
 }
 
-/* ---- Poisoned memory between guard pages ------------------------------------------------------
- */
+/* ---- Poisoned memory between guard pages ----------------------------------------------------- */
 
 float test_poison(void) {
   const uint32_t bits = TEST_POISON_BITS;
@@ -187,8 +184,7 @@ void test_pool_free(test_pool *pool) {
   }
 }
 
-/* ---- An allocator that counts, fences and fails -----------------------------------------------
- */
+/* ---- An allocator that counts, fences and fails ---------------------------------------------- */
 
 /* Lies on a page of its own before the block's first page. */
 typedef struct block_header {
@@ -258,8 +254,7 @@ void test_allocator_check(const test_allocator *allocator) {
     test_failed("the allocator was misused, or memory was written past a block's end");
 }
 
-/* ---- Comparing --------------------------------------------------------------------------------
- */
+/* ---- Comparing ------------------------------------------------------------------------------- */
 
 static int64_t count(test_shape shape) {
   return shape.n[0] * shape.n[1] * shape.n[2] * shape.n[3];
@@ -309,8 +304,7 @@ void test_near(const char *what, double got, double expected, double bound) {
     test_failed("%s: got %.9g, expected %.9g, allowed %.3g", what, got, expected, bound);
 }
 
-/* ---- Files ------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 double *test_read_npy(const char *path, int64_t n) {
   unsigned char start[10];

@@ -14,8 +14,7 @@
 
 #include <cmocka.h>
 
-/* ---- Failing with a story ---------------------------------------------------------------------
- */
+/* ---- Failing with a story -------------------------------------------------------------------- */
 
 #if defined(__GNUC__)
 #define TEST_PRINTF(format_index, first_argument)                                                  \
@@ -35,8 +34,7 @@ void test_expect(mha_status status, mha_status expected, const mha_error *error)
 /* True when MHA_TEST_SMALL is set: sweeps take a few sizes only, for slow machines (valgrind). */
 bool test_small(void);
 
-/* ---- Random numbers (splitmix64 seeds xoshiro256**) -------------------------------------------
- */
+/* ---- Random numbers (splitmix64 seeds xoshiro256**) ------------------------------------------ */
 
 typedef struct test_random {
   uint64_t state[4];
@@ -51,8 +49,7 @@ int64_t test_random_range(test_random *random, int64_t low, int64_t high); /* bo
 /* n normal numbers times `factor`. */
 void test_fill_normal(test_random *random, float *numbers, int64_t n, double factor);
 
-/* ---- Poisoned memory between guard pages ------------------------------------------------------
- */
+/* ---- Poisoned memory between guard pages ----------------------------------------------------- */
 
 /* Memory is full of this NaN until somebody writes; outputs are checked for its bits. */
 #define TEST_POISON_BITS UINT32_C(0x7fc5a5a5)
@@ -81,8 +78,7 @@ void *test_pool_bytes(test_pool *pool, size_t bytes);
 float *test_pool_cut(test_pool *pool, int64_t n, int64_t readable);
 void test_pool_free(test_pool *pool);
 
-/* ---- An allocator that counts, fences and fails -----------------------------------------------
- */
+/* ---- An allocator that counts, fences and fails ---------------------------------------------- */
 
 #define TEST_MAX_RANGES 4096
 
@@ -106,8 +102,7 @@ void test_allocator_init(test_allocator *allocator);
 /* Fails the test unless all is released and was used well. */
 void test_allocator_check(const test_allocator *allocator);
 
-/* ---- Comparing --------------------------------------------------------------------------------
- */
+/* ---- Comparing ------------------------------------------------------------------------------- */
 
 /* Up to four dimensions, row-major, for saying where. Unused ones are 1. */
 typedef struct test_shape {
@@ -123,8 +118,7 @@ bool test_equal_bits(float a, float b);
 /* One number against one number. */
 void test_near(const char *what, double got, double expected, double bound);
 
-/* ---- Files ------------------------------------------------------------------------------------
- */
+/* ---- Files ----------------------------------------------------------------------------------- */
 
 /* Reads a version 1 .npy file of little-endian float64 in C order into malloc'd memory; fails the
  * test if it is anything else or does not hold n numbers. */

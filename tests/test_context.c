@@ -24,8 +24,7 @@ static mha_context *make_context(void) {
   return context;
 }
 
-/* ---- Scratch ----------------------------------------------------------------------------------
- */
+/* ---- Scratch --------------------------------------------------------------------------------- */
 
 static size_t bytes_for(const mha_context *context, const mha_weights *weights, int64_t B,
                         int64_t Lq, int64_t Lk) {
@@ -207,8 +206,7 @@ static void after_a_reserve_a_call_allocates_nothing(void **state) {
   }
 }
 
-/* ---- Trace ------------------------------------------------------------------------------------
- */
+/* ---- Trace ----------------------------------------------------------------------------------- */
 
 #define MAX_STEPS 16
 
@@ -432,8 +430,7 @@ static void a_second_entry_is_refused(void **state) {
   test_release(&fixture);
 }
 
-/* ---- About the library ------------------------------------------------------------------------
- */
+/* ---- About the library ----------------------------------------------------------------------- */
 
 static void the_library_describes_itself(void **state) {
   const char *const keys[] = {"version: ",      "blas: ",      "blas_threading: ",

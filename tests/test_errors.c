@@ -12,8 +12,7 @@
 
 static test_fixture fixture; /* one at a time; too large for a stack */
 
-/* ---- Calls that are right ---------------------------------------------------------------------
- */
+/* ---- Calls that are right -------------------------------------------------------------------- */
 
 typedef enum baseline {
   LAYER,        /* mha_forward, cross attention, no rules */
@@ -127,8 +126,7 @@ static void expect_create_fails(mha_status expected, const char *word) {
   assert_int_equal(fixture.allocator.calls, 0);
 }
 
-/* ---- The tables -------------------------------------------------------------------------------
- */
+/* ---- The tables ------------------------------------------------------------------------------ */
 
 typedef enum kind { INT64, INT32, UINT32, FLOAT, NO_POINTER, ELEMENT } kind;
 
@@ -530,8 +528,7 @@ static void strides_that_no_product_can_take(void **state) {
   }
 }
 
-/* ---- Pointers to structs ----------------------------------------------------------------------
- */
+/* ---- Pointers to structs --------------------------------------------------------------------- */
 
 static void structs_that_are_null(void **state) {
   mha_weights *weights = NULL;
@@ -706,8 +703,7 @@ static void shapes_that_are_wrong(void **state) {
   mha_context_destroy(context);
 }
 
-/* ---- Sizes of structs -------------------------------------------------------------------------
- */
+/* ---- Sizes of structs ------------------------------------------------------------------------ */
 
 /* The structs that begin with their size, each with a call that reads it. */
 typedef enum sized { CONFIG_, MATRICES_, OPTIONS_, SHAPE_, ATTENTION_, ARGS_, ATTEND_, GOT_ } sized;
@@ -830,8 +826,7 @@ static void structs_are_prepared(void **state) {
   assert_null(config.allocator);
 }
 
-/* ---- Overlaps ---------------------------------------------------------------------------------
- */
+/* ---- Overlaps -------------------------------------------------------------------------------- */
 
 typedef struct region {
   const char *name;

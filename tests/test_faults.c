@@ -17,8 +17,7 @@ static void judge_fixture(void) {
   oracle_free(&result);
 }
 
-/* ---- Who is seen, read off one-hot values -----------------------------------------------------
- */
+/* ---- Who is seen, read off one-hot values ---------------------------------------------------- */
 
 enum { MAX_KEYS = 16 };
 
@@ -501,8 +500,7 @@ static void b25_masks_have_a_type(void **state) {
   expect_weights(&core, 2, (double[]){1.0, 0.0});
 }
 
-/* ---- Shapes, layouts, arguments ---------------------------------------------------------------
- */
+/* ---- Shapes, layouts, arguments -------------------------------------------------------------- */
 
 static void b26_an_inner_stride_that_is_not_one(void **state) {
   enum { L = 5, H = 2, D = 3 };

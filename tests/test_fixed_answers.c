@@ -26,8 +26,7 @@ static void judge_fixture(void) {
   oracle_free(&result);
 }
 
-/* ---- Rows about who is seen -------------------------------------------------------------------
- */
+/* ---- Rows about who is seen ------------------------------------------------------------------ */
 
 static void hide_row(int64_t row) {
   const mha_mask *m = &fixture.attention.attend;
@@ -177,8 +176,7 @@ static void keys_beyond_key_lengths(void **state) {
   }
 }
 
-/* ---- Rows about NaN and infinity --------------------------------------------------------------
- */
+/* ---- Rows about NaN and infinity ------------------------------------------------------------- */
 
 /* Which rows do not see one key of one entry. */
 typedef struct unseen_key {
@@ -375,8 +373,7 @@ static void nan_in_a_value_whose_weight_rounds_to_zero(void **state) {
   test_near("output", (double)output[0], NAN, 0.0);
 }
 
-/* ---- Rows about large and small scores --------------------------------------------------------
- */
+/* ---- Rows about large and small scores ------------------------------------------------------- */
 
 static void expect_weights(const float *k, int64_t n, const double *expected, double lse) {
   const float q[] = {1.0F};
@@ -492,8 +489,7 @@ static void subnormal_weights(void **state) {
     test_failed("scores 90 to 99 apart take %.2f times as long as scores 5 to 14 apart", ratio);
 }
 
-/* ---- Rows about empty sizes and wrong arguments -----------------------------------------------
- */
+/* ---- Rows about empty sizes and wrong arguments ---------------------------------------------- */
 
 static void no_batch_or_no_query(void **state) {
   mha_weights *weights = NULL;
@@ -689,8 +685,7 @@ static void arguments_that_do_not_fit(void **state) {
   test_release(&fixture);
 }
 
-/* ---- Rows about equal bits --------------------------------------------------------------------
- */
+/* ---- Rows about equal bits ------------------------------------------------------------------- */
 
 static void ignore_step(void *user, const mha_trace_step *step) {
   (void)step;

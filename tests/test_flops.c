@@ -21,8 +21,7 @@ typedef void sgemv_function(int order, int transpose, int m, int n, float alpha,
 sgemm_function cblas_sgemm;
 sgemv_function cblas_sgemv;
 
-/* ---- Recording --------------------------------------------------------------------------------
- */
+/* ---- Recording ------------------------------------------------------------------------------- */
 
 typedef struct operand {
   char name;
@@ -100,8 +99,7 @@ static int64_t recorded_flops(void) {
   return sum;
 }
 
-/* ---- Where operands may lie -------------------------------------------------------------------
- */
+/* ---- Where operands may lie ------------------------------------------------------------------ */
 
 #define MAX_REGIONS 32
 static test_range regions[MAX_REGIONS];
@@ -154,8 +152,7 @@ static void check_operands(const test_fixture *f) {
   }
 }
 
-/* ---- The tests --------------------------------------------------------------------------------
- */
+/* ---- The tests ------------------------------------------------------------------------------- */
 
 static test_fixture fixture; /* one at a time; too large for a stack */
 

@@ -10,8 +10,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* ---- Many calls of one fixture ----------------------------------------------------------------
- */
+/* ---- Many calls of one fixture --------------------------------------------------------------- */
 
 /* A fixture with its judgement, its layer and context, and the bits of its first call. */
 typedef struct trial {
@@ -66,8 +65,7 @@ static void close_trial(void) {
   test_release(&s.f);
 }
 
-/* ---- The properties ---------------------------------------------------------------------------
- */
+/* ---- The properties -------------------------------------------------------------------------- */
 
 static double row_share(const test_case *c, int64_t h, int64_t row, bool seen) {
   if (!seen)
@@ -230,8 +228,7 @@ static void threads_change_no_bit(int32_t threads) {
   s.context = one;
 }
 
-/* ---- The product of all options over small shapes ---------------------------------------------
- */
+/* ---- The product of all options over small shapes -------------------------------------------- */
 
 enum {
   CAUSAL = 1,
@@ -312,8 +309,7 @@ static void every_combination_of_options(void **state) {
   }
 }
 
-/* ---- A sample over large shapes ---------------------------------------------------------------
- */
+/* ---- A sample over large shapes -------------------------------------------------------------- */
 
 static int64_t length_near_a_border(test_random *r, int64_t longest) {
   const int64_t borders[] = {16, 32, 64, 128, 256, 512, 768, 1024};
@@ -355,8 +351,7 @@ static void large_shapes(void **state) {
   }
 }
 
-/* ---- One mask, spelled in other ways ----------------------------------------------------------
- */
+/* ---- One mask, spelled in other ways --------------------------------------------------------- */
 
 /* Leaves nothing but a bias or a mask of full extents that hide what all rules together hide. */
 static void spell_out(bool as_bias, uint8_t *mask, float *bias) {
@@ -416,8 +411,7 @@ static void rules_or_one_mask(void **state) {
   }
 }
 
-/* ---- Grouped heads, packed sequences ----------------------------------------------------------
- */
+/* ---- Grouped heads, packed sequences --------------------------------------------------------- */
 
 static float *repeat_heads(test_fixture *f, const test_view *view, int64_t H) {
   const int64_t group = H / view->heads;
@@ -498,8 +492,7 @@ static void packed_sequences_are_separate_calls(void **state) {
   }
 }
 
-/* ---- Scores that are not finite ---------------------------------------------------------------
- */
+/* ---- Scores that are not finite -------------------------------------------------------------- */
 
 /* A visible bias of NaN or +∞ makes its row NaN; one of −∞ hides its key, NaN or not. */
 static void biases_that_are_not_finite(void **state) {

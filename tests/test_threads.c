@@ -16,8 +16,7 @@
 
 static test_fixture fixture; /* one at a time; too large for a stack */
 
-/* ---- What the BLAS says of itself -------------------------------------------------------------
- */
+/* ---- What the BLAS says of itself ------------------------------------------------------------ */
 
 typedef int get_int(void);
 typedef void set_int(int);
@@ -49,8 +48,7 @@ static bool blas_has_a_pool(void) {
   return get && get() == 1;
 }
 
-/* ---- Parts ------------------------------------------------------------------------------------
- */
+/* ---- Parts ----------------------------------------------------------------------------------- */
 
 static mha_weights *make_weights(void) {
   mha_weights *weights = NULL;
@@ -105,8 +103,7 @@ static test_case large_layer(void) {
       .seed = 65, .B = 2, .Lq = L, .H = 4, .d = 40, .source = TEST_SELF, .biases = TEST_ALL};
 }
 
-/* ---- One process ------------------------------------------------------------------------------
- */
+/* ---- One process ----------------------------------------------------------------------------- */
 
 /* The first test of the program, while nobody else has started threads. */
 static void b49_thread_teams_do_not_multiply(void **state) {
@@ -255,8 +252,7 @@ static void b43_beside_products_of_others(void **state) {
   test_release(&fixture);
 }
 
-/* ---- A context that is inside a call ----------------------------------------------------------
- */
+/* ---- A context that is inside a call --------------------------------------------------------- */
 
 typedef struct intruder {
   mha_context *context;
@@ -305,8 +301,7 @@ static void another_thread_is_refused(void **state) {
   test_release(&fixture);
 }
 
-/* ---- The same bits from any number of threads -------------------------------------------------
- */
+/* ---- The same bits from any number of threads ------------------------------------------------ */
 
 /* Large enough to be worth more than one thread. */
 static test_case shape_with_options(int which) {
@@ -439,8 +434,7 @@ static void workers_take_over_the_rounding_mode(void **state) {
   test_release(&fixture);
 }
 
-/* ---- The caller's own pool --------------------------------------------------------------------
- */
+/* ---- The caller's own pool ------------------------------------------------------------------- */
 
 /* How often each index was run; what the library asked for. */
 typedef struct pool {
@@ -527,8 +521,7 @@ static void the_callers_pool_gives_the_same_bits(void **state) {
   }
 }
 
-/* ---- The BLAS's thread count ------------------------------------------------------------------
- */
+/* ---- The BLAS's thread count ----------------------------------------------------------------- */
 
 /* What a callback sees and does in the middle of a call. */
 typedef struct observer {
@@ -628,8 +621,7 @@ static void b45_the_count_is_restored_after_errors(void **state) {
   test_release(&fixture);
 }
 
-/* ---- fork -------------------------------------------------------------------------------------
- */
+/* ---- fork ------------------------------------------------------------------------------------ */
 
 /* Waits at most 30 seconds; kills and fails otherwise. Returns the child's exit status. */
 static int wait_for(pid_t child) {
@@ -754,8 +746,7 @@ static void a_child_of_a_busy_parent(void **state) {
   test_release(&fixture);
 }
 
-/* ---- References -------------------------------------------------------------------------------
- */
+/* ---- References ------------------------------------------------------------------------------ */
 
 static void *retain_and_destroy(void *user) {
   mha_weights *weights = user;
