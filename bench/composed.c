@@ -60,7 +60,7 @@ static void *create(const bench_problem *problem) {
 void bench_project(const bench_problem *problem, const bench_weights *weights, int which,
                    int64_t rows, const float *x, float *y) {
   const int width = (int)problem->shape.width;
-  const CBLAS_TRANSPOSE orientation = problem->options->out_in ? CblasTrans : CblasNoTrans;
+  const enum CBLAS_TRANSPOSE orientation = problem->options->out_in ? CblasTrans : CblasNoTrans;
   for (int64_t i = 0; i < rows; i++)
     memcpy(y + i * width, weights->biases[which], (size_t)width * sizeof *y);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, orientation, (int)rows, width, width, 1.0f, x, width,

@@ -14,6 +14,7 @@ set(MHA_SOURCES
     src/attention.c
     src/core.c
     src/observe.c
+    src/tiles.c
     src/visibility.c
     src/softmax.c
     src/trace.c

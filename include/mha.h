@@ -47,7 +47,7 @@
  * Names: mha_<noun>_<verb>. create and destroy allocate and free, every destroy accepts NULL,
  * counts begin with n_ or are one of the letters.
  *
- * Structs that you fill begin with their own size: MHA_INIT(&s) zeroes s and sets it. Zero means
+ * Structs of arguments begin with their own size: MHA_INIT(&s) zeroes s and sets it. Zero means
  * bidirectional, no mask, default scale. What zero cannot say counts only when its bit is set in
  * `flags`. A library older than your header accepts your struct as long as what it does not know
  * is zero.
@@ -60,8 +60,8 @@
  * Threads: mha_weights may be used from any number of threads at once. mha_context serves one
  * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own.
  *
- * BLAS: while a call computes, OpenBLAS's pthread flavour is held at one thread for the whole
- * process, because many small products run faster on the library's own threads; the count is
+ * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
+ * whole process, because many small products run faster on the library's own threads; the count is
  * restored when the last such call ends, unless somebody changed it meanwhile. With OpenBLAS's
  * OpenMP flavour only the calling thread's OpenMP setting is held and restored. The context flag
  * MHA_LEAVE_BLAS_ALONE opts out. OpenBLAS's serial flavour is not safe to enter from two threads:
@@ -148,16 +148,19 @@ MHA_API const char *mha_status_name(mha_status status);
  *  Use MHA_INIT, which passes the right size. */
 MHA_API void mha_struct_init(void *structure, size_t bytes);
 
-/** Prepares any of this header's structs that begin with struct_size: MHA_INIT(&args). */
-#define MHA_INIT(structure) mha_struct_init((structure), sizeof *(structure))
+/** Prepares any of this header's structs that begin with struct_size: MHA_INIT(&args). The others,
+ *  mha_tensor and mha_allocator, begin as {0}; there MHA_INIT does not compile. */
+#define MHA_INIT(structure)                                                                        \
+  mha_struct_init((structure), sizeof *(structure) + 0 * sizeof(structure)->struct_size)
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
 /**
  * Where an object takes its memory from. `allocate` returns `bytes` bytes aligned to `alignment`
  * (a power of two, at most 64) or NULL; `release` takes back what it returned, with the same
- * `bytes`. Both are called on the thread that entered the library, never from a worker, and must
- * not enter the same context. Copied on creation; `user` must outlive the object.
+ * `bytes`. If one of them is NULL, the C library's serve. Both are called on the thread that
+ * entered the library, never from a worker, and must not enter the same context. Copied on
+ * creation; `user` must outlive the object.
  */
 typedef struct mha_allocator {
   void *user;
@@ -304,7 +307,7 @@ typedef struct mha_context_options {
   size_t struct_size;             /**< set by MHA_INIT */
   uint32_t flags;                 /**< MHA_LEAVE_BLAS_ALONE or 0 */
   int32_t n_threads;              /**< 0: as many as the BLAS would use (it honours its environment
-                                       variables), or this process's CPUs where the BLAS has one;
+                                       variables), or this process's CPUs where it knows no threads;
                                        1: the caller alone; n: n, at most 1024 */
   mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = OpenMP */
   void *parallel_user;            /**< passed to parallel_for; must outlive the context */
@@ -315,7 +318,9 @@ typedef struct mha_context_options {
  * Scratch memory and threads; serves any number of layers, one after the other.
  * Thread rule: one caller at a time; a second entry, also from a callback, is MHA_ERROR_BUSY.
  * Two contexts may be used by two threads at once, over the same weights.
- * After fork() a child may go on using a context that was idle; it then runs on one thread.
+ * After fork() a child may go on using a context that was idle; it then runs on one thread, unless
+ * the context has a parallel_for. If another thread was inside a call at that moment, the child's
+ * BLAS stays at the one thread it was held at.
  */
 typedef struct mha_context mha_context;
 
@@ -426,7 +431,8 @@ typedef struct mha_bias {
  * Key j is visible to query i of entry b when all that are given hold: i < query_lengths[b],
  * j < key_lengths[b], causal, window, mask; and when its final score is not −∞. A query that sees
  * no key gets the attention result 0. Hidden keys and values have no influence at all, not even if
- * they hold NaN, and rows beyond a length need not be readable.
+ * they hold NaN, and rows beyond a length need not be readable. Intermediate results must fit
+ * float32: scale·q·k, and the sum of exp(s − max)·|v| over the visible keys.
  */
 typedef struct mha_attention {
   size_t struct_size;     /**< set by MHA_INIT */
@@ -445,7 +451,8 @@ typedef struct mha_attention {
   const int64_t *key_lengths;   /**< [B], plain counts 0..Lk; NULL = Lk each */
   const int64_t *query_starts;  /**< [B+1] packed input: entry b is rows [starts[b], starts[b+1])
                                      of one long sequence (cu_seqlens); begins with 0, never
-                                     decreases, ends within the rows given. NULL = not packed.
+                                     decreases, ends within the rows given; rows behind the last
+                                     are written like queries that see no key. NULL = not packed.
                                      Excludes lengths, mask, bias, weights and average */
   const int64_t *key_starts;    /**< [B+1], the same for keys; NULL with query_starts given and no
                                      key of its own = query_starts */
@@ -520,10 +527,10 @@ MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_we
 /* ---- The core alone -------------------------------------------------------------------------- */
 
 /**
- * A view of [batch][length][heads][size] numbers. With all strides 0 it is dense in that order;
- * otherwise each counts as given. [B][H][L][d] is row_stride d, head_stride L·d; one of the three
- * in a packed [B][L][3][H][d] is row_stride 3·H·d. Batch and head stride may be 0 (the same for
- * all). The size dimension must have stride 1.
+ * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
+ * order; otherwise each counts as given, size_stride 1 and row_stride at least size. [B][H][L][d]
+ * is row_stride d, head_stride L·d; one of the three in a packed [B][L][3][H][d] is row_stride
+ * 3·H·d. Batch and head stride may be 0 (the same for all). The size dimension must have stride 1.
  */
 typedef struct mha_tensor {
   const float *data;

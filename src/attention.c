@@ -134,60 +134,6 @@ static float *output_row(const task *t, int64_t r) {
   return t->output + r * t->core->output_row_stride;
 }
 
-/* ---- key tiles ---- */
-
-/* The keys of a task: `all` that some row sees, and within it those that every row sees, which are
- * walked in large tiles. Before and behind them lie the steps of a causal mask or a window, walked
- * in narrow tiles by only the rows that see any of it. */
-typedef struct key_zones {
-  mha_range all, common;
-} key_zones;
-
-static int64_t clip(int64_t x, mha_range to) {
-  return x < to.begin ? to.begin : x > to.end ? to.end : x;
-}
-
-static key_zones find_zones(const task *t) {
-  const mha_visibility *v = &t->core->visibility;
-  const mha_range first = mha_visible_keys(v, t->b, t->i);
-  const mha_range last = mha_visible_keys(v, t->b, t->i + t->live - 1);
-  key_zones zones = {{first.begin, last.end}, {last.begin, first.end}};
-  if (mha_range_is_empty(zones.all))
-    return zones;
-  /* whole vectors, so that a causal tile of queries i.. has its common keys end at i, not i + 1 */
-  if (zones.common.end < zones.all.end)
-    zones.common.end -= (zones.common.end - zones.all.begin) % MHA_LANES;
-  zones.common.begin = clip(zones.common.begin, zones.all);
-  zones.common.end = clip(zones.common.end, zones.all);
-  return zones;
-}
-
-/* The tile that begins at `begin`; empty behind the last. */
-static mha_range next_keys(const key_zones *zones, int64_t begin) {
-  int64_t limit = zones->all.end;
-  int64_t size = MHA_EDGE_TILE;
-  if (begin < zones->common.begin) {
-    limit = zones->common.begin;
-  } else if (begin < zones->common.end) {
-    limit = zones->common.end;
-    size = MHA_KEY_TILE;
-  }
-  const mha_range keys = {begin, mha_min(begin + size, limit)};
-  return keys;
-}
-
-/* Rows of the task that see a key of the tile. Both ends of what a row sees do not decrease, so
- * these rows follow one another. */
-static mha_range rows_that_see(const task *t, mha_range keys) {
-  const mha_visibility *v = &t->core->visibility;
-  mha_range rows = {0, t->live};
-  while (rows.begin < rows.end && mha_visible_keys(v, t->b, t->i + rows.begin).end <= keys.begin)
-    rows.begin++;
-  while (rows.end > rows.begin && mha_visible_keys(v, t->b, t->i + rows.end - 1).begin >= keys.end)
-    rows.end--;
-  return rows;
-}
-
 /* ---- scores ---- */
 
 /* Final scores of row r for the keys it may see within the tile `keys`; returns those keys. */
@@ -358,13 +304,10 @@ static void rescale_output(const task *t, mha_range rows) {
 }
 
 /* One key tile for the rows that see any of it. */
-static mha_status attend_key_tile(const task *t, mha_range keys) {
+static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys) {
   const mha_core *core = t->core;
-  const mha_range rows = rows_that_see(t, keys);
   const int64_t n = rows.end - rows.begin;
   float *scores = t->scratch.scores;
-  if (n <= 0)
-    return MHA_OK;
   const mha_status status =
       mha_core_scores(core, t->b, t->h, t->i + rows.begin, n, keys, scores, t->score_stride);
   if (status)
@@ -379,13 +322,10 @@ static mha_status attend_key_tile(const task *t, mha_range keys) {
 
 static mha_status attend_all_keys(const task *t) {
   mha_status status = MHA_OK;
+  mha_tile_walk walk = mha_walk_visible(&t->core->visibility, t->b, t->i, t->live);
   start_rows(t);
-  if (t->live <= 0)
-    return MHA_OK;
-  const key_zones zones = find_zones(t);
-  for (mha_range keys = next_keys(&zones, zones.all.begin); !status && !mha_range_is_empty(keys);
-       keys = next_keys(&zones, keys.end))
-    status = attend_key_tile(t, keys);
+  while (!status && mha_walk_next(&walk))
+    status = attend_key_tile(t, walk.rows, walk.keys);
   return status;
 }
 

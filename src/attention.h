@@ -5,23 +5,7 @@
 #include "core.h"
 #include "memory.h"
 #include "parallel.h"
-
-/* Tile sizes: at most MHA_QUERY_TILE × MHA_KEY_TILE scores exist at a time, per thread. A larger
- * query tile amortises what the BLAS spends on packing K and V; the scores of a tile, 512 KiB,
- * should stay in a second-level cache. A build may make them tiny to bring every border of a tile
- * within reach of small tests. */
-#ifndef MHA_QUERY_TILE
-#define MHA_QUERY_TILE 256
-#endif
-#ifndef MHA_KEY_TILE
-#define MHA_KEY_TILE 512
-#endif
-/* Keys per tile where a causal mask or a window cuts: a narrow tile wastes less of its products on
- * hidden keys, a wide one is multiplied faster. */
-#ifndef MHA_EDGE_TILE
-#define MHA_EDGE_TILE 64
-#endif
-_Static_assert(MHA_EDGE_TILE <= MHA_KEY_TILE, "the scratch of a task holds MHA_KEY_TILE keys");
+#include "tiles.h"
 
 /* Scratch of one worker; and the number of tasks, which is also the most workers that can have
  * something to do: false if it overflows. */

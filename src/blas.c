@@ -32,7 +32,7 @@ static bool fits(mha_view view) {
 
 /* The leading dimension is the stride that is not 1. For one row or column BLAS still wants it to
  * be at least the length of the contiguous dimension, though it is never used. */
-static CBLAS_TRANSPOSE orientation(mha_view view, int *leading_dimension) {
+static enum CBLAS_TRANSPOSE orientation(mha_view view, int *leading_dimension) {
   const bool by_rows = view.column_stride == 1;
   const int64_t stride = by_rows ? view.row_stride : view.column_stride;
   const int64_t contiguous = by_rows ? view.columns : view.rows;
@@ -97,7 +97,7 @@ static int64_t choose_block(mha_view x, const stored_matrix *w, bool *pieces) {
 static void multiply_rows(float alpha, mha_view x, mha_view block, float *y, int64_t y_stride) {
   const stored_matrix w = as_stored(block);
   int ld = 0;
-  const CBLAS_TRANSPOSE transposed =
+  const enum CBLAS_TRANSPOSE transposed =
       orientation(block, &ld) == CblasTrans ? CblasNoTrans : CblasTrans;
   for (int64_t r = 0; r < x.rows; r++)
     cblas_sgemv(CblasRowMajor, transposed, (int)w.rows, (int)w.columns, alpha, block.data, ld,
@@ -108,8 +108,8 @@ static void multiply_whole(float alpha, mha_view a, mha_view b, float beta, floa
                            int64_t c_stride) {
   int lda = 0;
   int ldb = 0;
-  const CBLAS_TRANSPOSE a_orientation = orientation(a, &lda);
-  const CBLAS_TRANSPOSE b_orientation = orientation(b, &ldb);
+  const enum CBLAS_TRANSPOSE a_orientation = orientation(a, &lda);
+  const enum CBLAS_TRANSPOSE b_orientation = orientation(b, &ldb);
   cblas_sgemm(CblasRowMajor, a_orientation, b_orientation, (int)a.rows, (int)b.columns,
               (int)a.columns, alpha, a.data, lda, b.data, ldb, beta, c, (int)c_stride);
 }

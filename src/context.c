@@ -62,6 +62,7 @@ mha_status mha_context_create(const mha_context_options *options, mha_context **
   if (!created)
     return mha_fail(error, MHA_ERROR_MEMORY,
                     "the context needs %zu bytes; rule: they must be there", sizeof *created);
+  mha_parallel_watch_forks();
   *created = prepared;
   atomic_init(&created->busy, false);
   *context = created;

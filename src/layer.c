@@ -88,9 +88,10 @@ static mha_status add_arrays(mha_layer_call *c, int64_t entries, mha_error *erro
 /* The layer's matrices and biases are inputs that no output may overlap. */
 static mha_status add_projection(mha_layer_call *c, const char *name, const mha_projection *p,
                                  mha_error *error) {
-  const int64_t longest = (p->in - 1) * p->in_stride + (p->out - 1) * p->out_stride + 1;
-  mha_status status = mha_ranges_add(&c->call.ranges, name, p->matrix, p->matrix ? longest : 0,
-                                     sizeof(float), false, error);
+  const int64_t elements =
+      p->matrix ? (p->in - 1) * p->in_stride + (p->out - 1) * p->out_stride + 1 : 0;
+  mha_status status =
+      mha_ranges_add(&c->call.ranges, name, p->matrix, elements, sizeof(float), false, error);
   if (!status)
     status = mha_ranges_add(&c->call.ranges, name, p->bias, p->out, sizeof(float), false, error);
   return status;

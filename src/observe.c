@@ -131,21 +131,23 @@ static void deliver(const observed_tile *t, int64_t r, mha_range keys, const flo
 }
 
 /* Fills rows [rows][Lk] at `into` (or adds the head's share of the average to them). The rows hold
- * the value of a hidden key already. */
+ * the value of a hidden key already. Visible keys are walked as the core walked them, so that the
+ * scores have the bits whose maximum the core kept: a score above it would make exp overflow. */
 static mha_status observe_head(const observed_tile *t, float *into, bool add) {
-  if (t->live <= 0)
-    return MHA_OK;
-  const mha_range first = shown_keys(t, 0);
-  const mha_range last = shown_keys(t, t->live - 1);
+  const mha_visibility *v = &t->core->visibility;
+  mha_tile_walk walk = shows_hidden_scores(t->stage) ? mha_walk_everything(v, t->b, t->i, t->live)
+                                                     : mha_walk_visible(v, t->b, t->i, t->live);
   mha_status status = MHA_OK;
-  for (int64_t begin = first.begin; !status && begin < last.end; begin += MHA_KEY_TILE) {
-    const mha_range keys = {begin, mha_min(begin + MHA_KEY_TILE, last.end)};
-    status = mha_core_scores(t->core, t->b, t->h, t->i, t->live, keys, t->scores, t->stride);
-    for (int64_t r = 0; !status && r < t->live; r++) {
+  while (!status && mha_walk_next(&walk)) {
+    const mha_range keys = walk.keys;
+    const mha_range rows = walk.rows;
+    status = mha_core_scores(t->core, t->b, t->h, t->i + rows.begin, rows.end - rows.begin, keys,
+                             t->scores, t->stride);
+    for (int64_t r = rows.begin; !status && r < rows.end; r++) {
       const mha_range mine = mha_range_intersect(shown_keys(t, r), keys);
       if (mha_range_is_empty(mine))
         continue;
-      float *row = t->scores + r * t->stride + (mine.begin - keys.begin);
+      float *row = t->scores + (r - rows.begin) * t->stride + (mine.begin - keys.begin);
       advance_to_stage(t, r, mine, row);
       deliver(t, r, mine, row, into, add);
     }

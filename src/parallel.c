@@ -92,7 +92,6 @@ static int32_t usable_threads(const mha_threads *threads, const mha_task_list *l
 mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list) {
   if (list->n_tasks <= 0)
     return MHA_OK;
-  (void)pthread_once(&fork_handler, install_fork_handler);
   task_queue queue = {.list = list};
   atomic_init(&queue.next, 0);
   atomic_init(&queue.failure, MHA_OK);
@@ -109,6 +108,10 @@ mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *lis
       run_team(&queue, n);
   }
   return (mha_status)atomic_load(&queue.failure);
+}
+
+void mha_parallel_watch_forks(void) {
+  (void)pthread_once(&fork_handler, install_fork_handler);
 }
 
 int32_t mha_parallel_cpu_count(void) {

@@ -30,6 +30,10 @@ typedef struct mha_task_list {
  * floating-point environment. */
 mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list);
 
+/* Has a child of fork() know that it is one. Before the first context, since a parallel region of
+ * anybody's may come before the first list. */
+void mha_parallel_watch_forks(void);
+
 /* CPUs this process may use; at least 1. */
 int32_t mha_parallel_cpu_count(void);
 

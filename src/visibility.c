@@ -254,11 +254,11 @@ static int64_t saturating_add(int64_t a, int64_t b) {
 }
 
 mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
-  mha_range keys = {0, mha_key_count(v, b)};
-  if (i >= mha_query_count(v, b)) {
-    keys.end = 0;
-    return keys;
-  }
+  const int64_t count = mha_key_count(v, b);
+  const mha_range none = {0, 0};
+  mha_range keys = {0, count};
+  if (i >= mha_query_count(v, b))
+    return none;
   const int64_t off = own_key_offset(v, b);
   /* i joins last: any offset and window, however large, then gives the exact range */
   if (v->left >= 0)
@@ -267,14 +267,10 @@ mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
     keys.end = mha_min(keys.end, saturating_add(saturating_add(off, v->right), i + 1));
   if (v->causal)
     keys.end = mha_min(keys.end, saturating_add(off, i + 1));
+  /* within the keys even where it is empty, so that callers can calculate with both ends */
+  keys.begin = mha_min(keys.begin, count);
+  keys.end = mha_max(keys.end, 0);
   return keys;
-}
-
-mha_range mha_visible_keys_of_rows(const mha_visibility *v, int64_t b, int64_t i, int64_t n) {
-  const mha_range first = mha_visible_keys(v, b, i);
-  const mha_range last = mha_visible_keys(v, b, i + n - 1);
-  const mha_range all = {first.begin, last.end};
-  return all;
 }
 
 /* ---- rules that a range cannot say ---- */

@@ -61,13 +61,9 @@ int64_t mha_key_count(const mha_visibility *visibility, int64_t b);
 int64_t mha_query_start(const mha_visibility *visibility, int64_t b);
 int64_t mha_key_start(const mha_visibility *visibility, int64_t b);
 
-/* The keys that lengths, causal and window leave to query i of entry b. Both ends do not decrease
- * with i. */
+/* The keys that lengths, causal and window leave to query i of entry b. Both ends lie between 0 and
+ * the number of keys and do not decrease with i. */
 mha_range mha_visible_keys(const mha_visibility *visibility, int64_t b, int64_t i);
-
-/* All that queries [i, i + n) may see. */
-mha_range mha_visible_keys_of_rows(const mha_visibility *visibility, int64_t b, int64_t i,
-                                   int64_t n);
 
 /* Applies bias, ALiBi and mask to scores[0 ..] of query i and the keys of `keys`, of head h: hidden
  * keys become -inf. */

@@ -2,13 +2,13 @@
 #include <cblas.h>
 
 /* Element (r, c) of a row-major matrix that may be stored transposed. */
-static float element(const float *matrix, int ld, CBLAS_TRANSPOSE transposed, int r, int c) {
+static float element(const float *matrix, int ld, enum CBLAS_TRANSPOSE transposed, int r, int c) {
   return transposed == CblasNoTrans ? matrix[(long)r * ld + c] : matrix[(long)c * ld + r];
 }
 
-void cblas_sgemm(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE a_transposed, CBLAS_TRANSPOSE b_transposed,
-                 int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                 float beta, float *c, int ldc) {
+void cblas_sgemm(enum CBLAS_ORDER layout, enum CBLAS_TRANSPOSE a_transposed,
+                 enum CBLAS_TRANSPOSE b_transposed, int m, int n, int k, float alpha,
+                 const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
   (void)layout; /* always row-major */
   for (int i = 0; i < m; i++)
     for (int j = 0; j < n; j++) {
@@ -20,9 +20,9 @@ void cblas_sgemm(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE a_transposed, CBLAS_TRANSP
     }
 }
 
-void cblas_sgemv(CBLAS_LAYOUT layout, CBLAS_TRANSPOSE transposed, int m, int n, float alpha,
-                 const float *a, int lda, const float *x, int x_step, float beta, float *y,
-                 int y_step) {
+void cblas_sgemv(enum CBLAS_ORDER layout, enum CBLAS_TRANSPOSE transposed, int m, int n,
+                 float alpha, const float *a, int lda, const float *x, int x_step, float beta,
+                 float *y, int y_step) {
   const int rows = transposed == CblasNoTrans ? m : n;
   const int columns = transposed == CblasNoTrans ? n : m;
   (void)layout;

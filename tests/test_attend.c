@@ -259,6 +259,45 @@ static void sinks_of_any_size(void **state) {
     }
 }
 
+/* Scores around 1e14·d, whose last bits are worth far more than 88: weights made from scores that
+ * differ from the core's by one bit would be 0 or infinite. Rows behind the first tiles are few, so
+ * that another product makes them. */
+static void weights_of_huge_scores_sum_to_one(void **state) {
+  enum { L = 69 };
+  const int64_t d = 16384;
+  test_pool pool = {0};
+  test_random random;
+  (void)state;
+  test_random_seed(&random, 69);
+  float *q = test_pool_floats(&pool, L * d);
+  float *output = test_pool_floats(&pool, L * d);
+  float *weights = test_pool_floats(&pool, L * L);
+  test_fill_normal(&random, q, L * d, 1e7);
+  const mha_tensor tensor = {.data = q, .batch = 1, .length = L, .heads = 1, .size = d};
+  mha_attention rules;
+  MHA_INIT(&rules);
+  rules.causal = 1;
+  rules.weights = weights;
+  mha_attend_args args;
+  MHA_INIT(&args);
+  args.output = output;
+  args.attention = &rules;
+  mha_context *context = NULL;
+  mha_error error;
+  test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
+  test_expect(mha_attend(context, &tensor, &tensor, &tensor, &args, &error), MHA_OK, &error);
+  for (int i = 0; i < L; i++) {
+    double sum = 0;
+    for (int j = 0; j < L; j++)
+      sum += (double)weights[i * L + j];
+    test_note("row %d", i);
+    test_near("sum of weights", sum, 1, 1e-5);
+    test_near("weight of the query's own key", (double)weights[i * L + i], 1, 1e-5);
+  }
+  mha_context_destroy(context);
+  test_pool_free(&pool);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_layout),
@@ -270,6 +309,7 @@ int main(void) {
       cmocka_unit_test(offsets_and_windows_without_end),
       cmocka_unit_test(sinks_of_any_size),
       cmocka_unit_test(halves_merge_by_log_sum_exp),
+      cmocka_unit_test(weights_of_huge_scores_sum_to_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

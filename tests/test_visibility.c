@@ -1,7 +1,7 @@
 /* The predicate's key ranges against its definition, key by key. */
 #include "support.h"
 
-#include "visibility.h"
+#include "tiles.h"
 
 #include <stdlib.h>
 
@@ -77,18 +77,29 @@ static void ranges_are_the_predicate(void **state) {
   }
 }
 
-static void ranges_of_rows_are_their_union(void **state) {
+/* Every visible pair is met exactly once, and no tile that nobody sees. */
+static void the_walk_meets_every_visible_pair_once(void **state) {
   (void)state;
   for (int c = 0; c < N_COMBINATIONS; c++) {
     const mha_attention a = combination(c);
     const mha_visibility v = make(&a);
     for (int64_t b = 0; b < ENTRIES; b++) {
+      int met[LQ][LK] = {{0}};
       const int64_t n = mha_query_count(&v, b);
-      const mha_range all = mha_visible_keys_of_rows(&v, b, 0, n);
-      for (int64_t i = 0; i < n; i++)
+      mha_tile_walk walk = mha_walk_visible(&v, b, 0, n);
+      while (mha_walk_next(&walk)) {
+        bool seen = false;
+        assert_true(walk.keys.end - walk.keys.begin <= MHA_KEY_TILE);
+        for (int64_t i = walk.rows.begin; i < walk.rows.end; i++)
+          for (int64_t j = walk.keys.begin; j < walk.keys.end; j++) {
+            met[i][j]++;
+            seen = seen || sees(&a, b, i, j);
+          }
+        assert_true(seen);
+      }
+      for (int64_t i = 0; i < LQ; i++)
         for (int64_t j = 0; j < LK; j++)
-          if (sees(&a, b, i, j))
-            assert_true(j >= all.begin && j < all.end);
+          assert_true(met[i][j] <= 1 && (met[i][j] == 1 || !sees(&a, b, i, j)));
     }
   }
 }
@@ -124,6 +135,7 @@ static void extreme_offsets_do_not_overflow(void **state) {
     for (int64_t i = 0; i < LQ; i++) {
       const mha_range keys = mha_visible_keys(&v, 0, i);
       test_note("offset %lld, i %d", (long long)extremes[k], (int)i);
+      assert_true(keys.begin >= 0 && keys.begin <= LK && keys.end >= 0 && keys.end <= LK);
       if (extremes[k] < 0) {
         assert_true(mha_range_is_empty(keys));
       } else { /* j >= i + offset - window: the two huge numbers cancel */
@@ -175,7 +187,7 @@ static void broadcast_arrays_are_read_by_their_extents(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(ranges_are_the_predicate),
-      cmocka_unit_test(ranges_of_rows_are_their_union),
+      cmocka_unit_test(the_walk_meets_every_visible_pair_once),
       cmocka_unit_test(both_ends_do_not_decrease),
       cmocka_unit_test(extreme_offsets_do_not_overflow),
       cmocka_unit_test(broadcast_arrays_are_read_by_their_extents),

@@ -228,8 +228,8 @@ static mha_status load_folder(mha_config *config, const char *path, const char *
   const mha_allocator allocator = mha_memory_allocator(config->allocator);
   folder *f = mha_memory_allocate(&allocator, sizeof *f);
   if (!f)
-    return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of a list of files",
-                    sizeof *f);
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "a list of files needs %zu bytes; rule: they must be there", sizeof *f);
   memset(f, 0, sizeof *f);
   f->allocator = allocator;
   f->path = path;
