@@ -57,12 +57,12 @@ static mha_view head_rows(const mha_heads *heads, bool packed, int64_t b, int64_
   return mha_view_rows(data, n, size, heads->row_stride);
 }
 
-mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
+static mha_view query_rows(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
   const mha_visibility *v = &core->visibility;
   return head_rows(&core->q, v->query_starts != NULL, b, mha_query_start(v, b), h, i, n, core->d);
 }
 
-mha_view mha_core_keys(const mha_core *core, int64_t b, int64_t h, mha_range keys) {
+static mha_view key_rows(const mha_core *core, int64_t b, int64_t h, mha_range keys) {
   const mha_visibility *v = &core->visibility;
   const int64_t g = h / (v->H / core->G);
   return head_rows(&core->k, v->key_starts != NULL, b, mha_key_start(v, b), g, keys.begin,
@@ -88,8 +88,8 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 
 mha_status mha_core_scores(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n,
                            mha_range keys, float *scores, int64_t stride) {
-  const mha_view q = mha_core_queries(core, b, h, i, n);
-  const mha_view k = mha_core_keys(core, b, h, keys);
+  const mha_view q = query_rows(core, b, h, i, n);
+  const mha_view k = key_rows(core, b, h, keys);
   /* A scale of 0 must not reach the BLAS: 0·NaN is NaN. */
   const bool zero = core->scale == 0.0f;
   const mha_status status =

@@ -34,10 +34,7 @@ mha_status mha_core_rules(mha_core *core, const mha_attention *rules, float scal
 /* Floating-point operations of the core's products, masks left aside. */
 double mha_core_operations(const mha_core *core);
 
-/* Rows of one head as they lie: queries [i, i + n) [n][d], keys [keys][d] and values [keys][dv] of
- * the key/value head that serves query head h. */
-mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n);
-mha_view mha_core_keys(const mha_core *core, int64_t b, int64_t h, mha_range keys);
+/* Values [keys][dv] of the key/value head that serves query head h, as they lie. */
 mha_view mha_core_values(const mha_core *core, int64_t b, int64_t h, mha_range keys);
 
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
