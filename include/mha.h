@@ -58,7 +58,8 @@
  * is written: on failure outputs are as they were. The library never prints, exits or aborts.
  *
  * Threads: mha_weights may be used from any number of threads at once. mha_context serves one
- * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own.
+ * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own. A
+ * mha_cache has any number of readers or one writer.
  *
  * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
  * whole process, because many small products run faster on the library's own threads; the count is
@@ -171,13 +172,35 @@ typedef struct mha_allocator {
 /* ---- Weights: one layer ---------------------------------------------------------------------- */
 
 /**
+ * Where Q and K are normalised before the rotary positions: each head of each row, or the row over
+ * all heads, becomes x / sqrt(mean(x²) + eps)·weight ("Root Mean Square Layer Normalization",
+ * 2019).
+ */
+typedef enum mha_norm {
+  MHA_NORM_NONE = 0,
+  MHA_NORM_PER_HEAD = 1, /**< over the d elements of each head; one weight [d] for all heads */
+  MHA_NORM_FULL = 2      /**< over the H·d elements of a row of Q, the G·d of a row of K */
+} mha_norm;
+
+/**
+ * Which elements of a head turn together by the rotary positions ("RoFormer", 2021). Pair p of
+ * rotary_size/2 is (a, b) and becomes (a·cos − b·sin, b·cos + a·sin) by the angle
+ * position·rope_base^(−2p/rotary_size). There is no default: the wrong choice is silent.
+ */
+typedef enum mha_rope {
+  MHA_ROPE_NONE = 0,
+  MHA_ROPE_HALVES = 1,     /**< elements p and p + rotary_size/2: Hugging Face's Llama, GPT-NeoX */
+  MHA_ROPE_INTERLEAVED = 2 /**< elements 2p and 2p + 1: the paper, GPT-J, Meta's Llama */
+} mha_rope;
+
+/**
  * One layer's sizes and score rule. Sizes left 0 are derived: n_kv_heads = H, head_size = Eq/H,
  * value_head_size = head_size, the widths = Eq, or what an absent matrix forces (its step is the
  * identity). A remainder, or a size that cannot be derived, is an error.
  */
 typedef struct mha_config {
   size_t struct_size;      /**< set by mha_config_init or MHA_INIT */
-  uint32_t flags;          /**< MHA_SCALE or 0 */
+  uint32_t flags;          /**< MHA_SCALE, MHA_READ_FILE or 0 */
   float scale;             /**< factor of q·k when MHA_SCALE is set, 0 and negative included;
                                 otherwise 1/√d */
   float softcap;           /**< c of c·tanh(s/c), at least 0; 0 = none */
@@ -189,11 +212,23 @@ typedef struct mha_config {
   int64_t key_width;       /**< Ek */
   int64_t value_width;     /**< Ev */
   int64_t output_width;    /**< Eo */
+  int32_t norm;            /**< mha_norm of Q and K */
+  float norm_epsilon;      /**< eps, greater than 0 where norm is set */
+  int32_t rope;            /**< mha_rope: rotary positions in mha_forward */
+  int32_t reserved;        /**< 0 */
+  int64_t rotary_size;     /**< elements of each head that turn, even; the rest passes; 0 = d */
+  double rope_base;        /**< greater than 0, or 0 = 10000; not used with tables */
+  int64_t rope_positions;  /**< rows of the tables */
+  const float *rope_cos; /**< [rope_positions][rotary_size/2] or NULL = computed in double; used */
+  const float *rope_sin; /**< as given. Both or none; not copied: unchanged, alive until the end */
   const mha_allocator *allocator; /**< for the weights object; NULL = the C library */
 } mha_config;
 
 /** Bit of flags in mha_config and mha_attention: `scale` counts. */
 #define MHA_SCALE UINT32_C(1)
+
+/** Bit of mha_config.flags, for mha_weights_load: read the files into memory, do not map them. */
+#define MHA_READ_FILE UINT32_C(16)
 
 /** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks nothing:
  *  mha_weights_create does. Use the macro mha_config_init, which passes the size. */
@@ -238,6 +273,10 @@ typedef struct mha_matrices {
   const float *key_bias;    /**< bk [G·d] or NULL */
   const float *value_bias;  /**< bv [G·dv] or NULL */
   const float *output_bias; /**< bo [Eo] or NULL */
+  const float *query_norm;  /**< weight of the normalisation of Q: [d] or [H·d] as config.norm has
+                                 it; NULL = ones. Given only where norm is set */
+  const float *key_norm;    /**< the same of K: [d] or [G·d] */
+  const float *sinks;       /**< [H] extra logits, as in mha_attention, where a call gives none */
 } mha_matrices;
 
 /**
@@ -261,20 +300,56 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
                                                      mha_weights **weights, mha_error *error);
 
 /**
- * Makes a layer from a folder of .npy files: W_Q.npy, W_K.npy, W_V.npy, W_O.npy, each [in][out],
- * and where there are biases b_Q.npy, b_K.npy, b_V.npy, b_O.npy; float32 or float64, row- or
- * column-major. The numbers are read into memory that the layer owns.
- * @param config n_heads is needed; sizes left 0 follow from the files, others must agree with them.
- * @param path   the folder.
- * @param prefix stands before each name as given, its dot included; NULL = none.
+ * Makes a layer from a safetensors file, or from a folder of .npy files, each holding the tensor
+ * that it is named after. Names as they are in use, behind the prefix:
+ *
+ *     PyTorch       in_proj_weight [3·E][E] with in_proj_bias, or q_proj_weight, k_proj_weight,
+ *                   v_proj_weight with in_proj_bias; out_proj.weight, out_proj.bias
+ *     Hugging Face  {q,k,v}_proj or {query,key,value}, also behind self. or attention., and
+ *                   out_proj, o_proj or output.dense, each with .weight and .bias
+ *     GPT-2         c_attn [E][3·E] and c_proj, each with .weight and .bias
+ *     the article   W_Q, W_K, W_V, W_O, each [in][out], and b_Q, b_K, b_V, b_O
+ *
+ * and in all of them q_norm.weight, k_norm.weight and sinks. The orientation follows from the
+ * names. Biases may be absent, matrices may not. A tensor that would change the result in a way
+ * that this version does not compute (bias_k, say) is an error that names it.
+ *
+ * The files are mapped, and float32 numbers are used where they lie: a file must not be changed
+ * while the layer lives (replacing it by rename is safe), and if it is cut short, reading the
+ * numbers ends the process (SIGBUS). With MHA_READ_FILE in config->flags everything is read into
+ * memory first. float64, float16, bfloat16, and numbers that lie unaligned, column-major or in the
+ * other byte order are converted once, into memory that the layer owns.
+ * @param config n_heads is needed, and norm_epsilon where the file has q_norm.weight; sizes left 0
+ *               follow from the shapes, others must agree with them.
+ * @param path   the file or the folder. Not NULL.
+ * @param prefix stands before each name as given, its dot included, such as "model.layers.0.
+ *               self_attn."; "" = the names stand alone; NULL = find the one layer in the file,
+ *               whatever its prefix: several are an error that lists them.
  * @param weights receives the layer, as in mha_weights_create.
  * @param error  receives the outcome, or NULL.
- * Errors: those of mha_weights_create; IO; FORMAT and UNSUPPORTED with the byte position; WEIGHTS
- * for a matrix that is missing or whose shape does not fit.
+ * Errors: those of mha_weights_create; IO; FORMAT, with the place in the file; UNSUPPORTED for a
+ * tensor, named, whose type or meaning is not; WEIGHTS for tensors that are missing, ambiguous or
+ * of another shape. A file's header is parsed with memory of the C library.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, const char *path,
                                                    const char *prefix, mha_weights **weights,
                                                    mha_error *error);
+
+/**
+ * Writes a layer's matrices, biases, norms and sinks as float32 into a safetensors file that
+ * mha_weights_load reads: MHA_OUT_IN under Hugging Face's names (q_proj, k_proj, v_proj, o_proj),
+ * MHA_IN_OUT under the article's. The file is complete and synced under a temporary name beside
+ * `path` before it takes its place: a crash leaves the old file or the new one. The config (heads,
+ * scale, norm_epsilon, positions) is not written.
+ * @param weights a layer with all four matrices. Not NULL.
+ * @param path    the file; replaced if there is one. Not NULL.
+ * @param prefix  stands before each name, UTF-8; NULL or "" = none.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL; UNSUPPORTED if a matrix is absent; VALUE if the prefix is not UTF-8; OVERFLOW;
+ * MEMORY; IO, a full disk included: what was at `path` before is there still.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_save(const mha_weights *weights, const char *path,
+                                                   const char *prefix, mha_error *error);
 
 /** Adds a reference and returns `weights`; each one needs its own mha_weights_destroy. */
 MHA_API mha_weights *mha_weights_retain(mha_weights *weights);
@@ -341,7 +416,7 @@ MHA_API void mha_context_destroy(mha_context *context);
 typedef struct mha_shape {
   size_t struct_size;      /**< set by MHA_INIT */
   int32_t packed;          /**< nonzero: batch sequences share query_length and key_length rows */
-  int32_t reserved;        /**< 0 */
+  int32_t cached;          /**< nonzero: the keys are in a cache, key_length its capacity */
   int64_t batch;           /**< B */
   int64_t query_length;    /**< Lq; packed: all query rows together */
   int64_t key_length;      /**< Lk; packed: all key rows together; 0 = as query_length */
@@ -467,6 +542,122 @@ typedef struct mha_attention {
                                      query that sees none; or NULL */
 } mha_attention;
 
+/* ---- Tensors ----------------------------------------------------------------------------------
+ */
+
+/**
+ * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
+ * order; otherwise each counts as given, size_stride 1 and row_stride at least size. [B][H][L][d]
+ * is row_stride d, head_stride L·d; one of the three in a packed [B][L][3][H][d] is row_stride
+ * 3·H·d. Batch and head stride may be 0 (the same for all). The size dimension must have stride 1.
+ */
+typedef struct mha_tensor {
+  const float *data;
+  int64_t batch;  /**< B; with packed input 1, length = all rows */
+  int64_t length; /**< Lq or Lk */
+  int64_t heads;  /**< H or G */
+  int64_t size;   /**< d or dv */
+  int64_t batch_stride;
+  int64_t row_stride;
+  int64_t head_stride;
+  int64_t size_stride; /**< 1, or 0 if all are 0 */
+} mha_tensor;
+
+/* ---- Key/value cache --------------------------------------------------------------------------
+ */
+
+/** What mha_forward does with mha_forward_args.cache. */
+typedef enum mha_cache_mode {
+  MHA_CACHE_APPEND_ATTEND = 0, /**< append the rows of key and value, then attend to the entry */
+  MHA_CACHE_APPEND = 1, /**< append only: no query is projected, nothing but the cache is written;
+                             output may be NULL */
+  MHA_CACHE_ATTEND = 2 /**< attend only, also to another layer's cache of the same G, d, dv; key and
+                            value must be NULL */
+} mha_cache_mode;
+
+/** Sizes of a cache. */
+typedef struct mha_cache_options {
+  size_t struct_size;      /**< set by MHA_INIT */
+  int64_t n_entries;       /**< sequences that it holds, at least 1 */
+  int64_t capacity;        /**< tokens per entry, at least 1 */
+  int64_t n_kv_heads;      /**< G, at least 1 */
+  int64_t head_size;       /**< d, at least 1 */
+  int64_t value_head_size; /**< dv; 0 = d */
+  int64_t
+      window; /**< 0: all tokens are kept. Otherwise a ring for layers with a window, window_left
+                   + 1: old tokens make room for new ones, the memory stays the same however long
+                   the sequence. A call may bring capacity − window − rollback + 1 tokens */
+  int64_t rollback; /**< ring only: how far a truncation may go back behind the longest length */
+  const mha_allocator *allocator; /**< NULL = the C library */
+} mha_cache_options;
+
+/**
+ * Projected keys and values of past tokens, normalised and rotated: [n_entries][capacity][G·d] and
+ * [n_entries][capacity][G·dv], with a length per entry. A ring keeps token t in row t mod capacity,
+ * and its length counts all tokens ever seen.
+ * Thread rule: any number of threads read it (attend only, length, view), or one caller changes it;
+ * otherwise MHA_ERROR_BUSY.
+ */
+typedef struct mha_cache mha_cache;
+
+/**
+ * Makes a cache, all lengths 0. Its memory is not cleared: rows that were not written are never
+ * read.
+ * @param options not NULL.
+ * @param cache   receives it; free it with mha_cache_destroy. NULL on failure. Not NULL.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, SIZE, LENGTH (a ring whose capacity holds no window, rollback and
+ * token), OVERFLOW, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_create(const mha_cache_options *options,
+                                                   mha_cache **cache, mha_error *error);
+
+/** Frees the cache. No call may be using it. NULL is ignored. */
+MHA_API void mha_cache_destroy(mha_cache *cache);
+
+/** Stores how many tokens `entry` has in *length. Errors: NULL, LENGTH (no such entry), BUSY. */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64_t entry,
+                                                   int64_t *length, mha_error *error);
+
+/**
+ * Appends rows that are projected, normalised and rotated already.
+ * @param cache         not NULL.
+ * @param k             [B][n][G][d], not NULL; copied.
+ * @param v             [B][n][G][dv], not NULL; copied. Neither overlaps the cache.
+ * @param cache_entries [B] entries that receive them, each once; NULL = b.
+ * @param new_lengths   [B] rows that count, 0..n; NULL = all.
+ * @param error         receives the outcome, or NULL.
+ * Errors: NULL, SIZE, STRIDE, OVERFLOW, LENGTH (no such entry, an entry twice, no room), OVERLAP,
+ * BUSY; the cache is then as it was.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k,
+                                                   const mha_tensor *v,
+                                                   const int64_t *cache_entries,
+                                                   const int64_t *new_lengths, mha_error *error);
+
+/** Forgets all tokens of `entry` from `length` on, such as rejected guesses. `length` is at most
+ *  the entry's and, in a ring, at least its longest since the last reset less the rollback.
+ *  Errors: NULL, LENGTH, BUSY. */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_truncate(mha_cache *cache, int64_t entry,
+                                                     int64_t length, mha_error *error);
+
+/** Forgets all tokens of `entry`. Errors: NULL, LENGTH (no such entry), BUSY. */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_reset(mha_cache *cache, int64_t entry,
+                                                  mha_error *error);
+
+/** Makes entry `to` equal to entry `from`, as beam search does; only rows in use are copied.
+ *  Errors: NULL, LENGTH (no such entry), BUSY. */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to,
+                                                       mha_error *error);
+
+/**
+ * Shows the whole memory of the cache: *k is [n_entries][capacity][G][d], *v [n_entries][capacity]
+ * [G][dv], for mha_attend with key_lengths, or to save it. Valid while the cache lives; rows that
+ * were not written hold anything. Errors: NULL.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k,
+                                                 mha_tensor *v, mha_error *error);
+
 /* ---- The layer ------------------------------------------------------------------------------- */
 
 /**
@@ -494,7 +685,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
 typedef struct mha_forward_args {
   size_t struct_size;   /**< set by MHA_INIT */
   int32_t accumulate;   /**< nonzero: output += result (a residual); 0: output = result */
-  int32_t reserved;     /**< 0 */
+  int32_t cache_mode;   /**< mha_cache_mode; 0 without a cache */
   int64_t batch;        /**< B; 0 succeeds and writes nothing */
   int64_t query_length; /**< Lq; 0 likewise */
   int64_t key_length;   /**< Lk; where key is NULL, 0 or Lq */
@@ -511,11 +702,34 @@ typedef struct mha_forward_args {
   int64_t output_batch_stride;
   int64_t output_row_stride;
   const mha_attention *attention; /**< who attends to whom; NULL = everyone to everyone */
+  mha_cache *cache;               /**< where keys and values are kept, or NULL */
+  const int64_t *cache_entries; /**< [B] entry of the cache that each batch entry uses; NULL = b */
+  const int64_t *new_lengths;   /**< [B] with a cache: how many of the rows are tokens, the others
+                                     padding that is not read, 0..rows; NULL = all */
+  int64_t query_position;       /**< added to the rotary position of every query, and of its key
+                                     where key is NULL */
+  int64_t key_position;         /**< added to the rotary position of every row of key */
+  const int64_t *query_positions; /**< [B][Lq] rotary positions instead of the counted ones, or
+                                       NULL; packed: [rows] */
+  const int64_t *key_positions;   /**< [B][Lk] of the rows of key, likewise */
 } mha_forward_args;
 
 /**
- * One layer call, self or cross attention. Overlap is judged by address ranges, first element to
- * last. Errors: any class but IO and FORMAT; nothing is written then.
+ * One layer call, self or cross attention.
+ *
+ * With a cache the rows of key and value are appended to it, straight from their projections, and
+ * the queries attend to all that the entry then holds. Lk, in masks and results, is the largest
+ * length of the batch's entries after the call; columns are absolute key indices. off[b] is the
+ * entry's length before the call, whatever alignment is given, so query i sits at its own token;
+ * with MHA_CACHE_ATTEND it is what the alignment says. Query rows behind new_lengths[b] count as
+ * behind query_lengths. query_lengths, key_lengths and packed input are refused. On failure the
+ * lengths are as they were.
+ *
+ * Rotary positions: query i has position off[b] + i with a cache, otherwise i, plus query_position;
+ * its key, where key is NULL, the same. Rows of key count likewise with key_position. In packed
+ * input i counts from the start of its sequence. Positions do not move masks. Overlap is judged by
+ * address ranges, first element to last. Errors: any class but IO and FORMAT; nothing is written
+ * then.
  * @param context scratch; not NULL.
  * @param weights the layer; not NULL.
  * @param args    not NULL; not kept.
@@ -525,24 +739,6 @@ MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_we
                                               const mha_forward_args *args, mha_error *error);
 
 /* ---- The core alone -------------------------------------------------------------------------- */
-
-/**
- * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
- * order; otherwise each counts as given, size_stride 1 and row_stride at least size. [B][H][L][d]
- * is row_stride d, head_stride L·d; one of the three in a packed [B][L][3][H][d] is row_stride
- * 3·H·d. Batch and head stride may be 0 (the same for all). The size dimension must have stride 1.
- */
-typedef struct mha_tensor {
-  const float *data;
-  int64_t batch;  /**< B; with packed input 1, length = all rows */
-  int64_t length; /**< Lq or Lk */
-  int64_t heads;  /**< H or G */
-  int64_t size;   /**< d or dv */
-  int64_t batch_stride;
-  int64_t row_stride;
-  int64_t head_stride;
-  int64_t size_stride; /**< 1, or 0 if all are 0 */
-} mha_tensor;
 
 /** Where mha_attend writes and what it obeys. */
 typedef struct mha_attend_args {

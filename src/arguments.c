@@ -104,6 +104,14 @@ static bool self_overlaps(const mha_rows_shape *shape) {
          (!mha_multiply(inner_count - 1, inner, &covered) || outer - covered < shape->width);
 }
 
+mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mha_error *error) {
+  for (int64_t h = 0; sinks && h < n; h++)
+    if (isnan(sinks[h]) || sinks[h] == INFINITY)
+      return mha_fail(error, MHA_ERROR_VALUE, "%s[%lld] is %g; rule: finite, or -inf for no sink",
+                      name, (long long)h, (double)sinks[h]);
+  return MHA_OK;
+}
+
 mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
                                mha_error *error) {
   if (shape->row_stride == 0)

@@ -28,6 +28,9 @@ mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name,
 /* Fails with MHA_ERROR_VALUE unless a reserved member is 0. */
 mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error);
 
+/* Fails with MHA_ERROR_VALUE if one of the n sinks is NaN or +inf; NULL passes. */
+mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mha_error *error);
+
 /* The strides of an array [B][L][width] whose innermost stride is 1. */
 typedef struct mha_rows_shape {
   int64_t batch, length, width;
@@ -40,7 +43,7 @@ mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char
                                mha_error *error);
 
 /* The arrays of one call by address range, to find outputs that overlap something. */
-#define MHA_MAX_RANGES 32
+#define MHA_MAX_RANGES 48
 typedef struct mha_address_range {
   const char *name;
   uintptr_t begin, end;

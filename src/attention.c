@@ -1,4 +1,5 @@
-/* Owns one task of step 3: a batch entry b, a head h and a tile of queries.
+/* Owns one task of step 3: a batch entry b, a head h and a tile of queries; or, for few queries
+ * over many keys, a strip of heads and a part of the keys.
  *
  * Keys are walked in tiles with an online softmax ("Online normalizer calculation for softmax",
  * 2018): per query row the running maximum m and sum l are kept, and what was accumulated under an
@@ -9,8 +10,9 @@
  *   3. P = exp(S - m), l += ΣP        in place of S
  *   4. O = O·exp(m_old - m) + P·V     [rows][dv]     a product into the output's own stride
  *
- * and at the end O /= l, the sink's share in l. The tiles depend on shapes, flags and lengths
- * alone: the same bits for any number of threads. */
+ * and at the end O /= l, the sink's share in l. Parts of the keys leave their m, l and O behind and
+ * are merged by the same rule, in the order of the keys. The tiles depend on shapes, flags and
+ * lengths alone: the same bits for any number of threads. */
 #include "attention.h"
 
 #include "blas.h"
@@ -19,59 +21,64 @@
 #include <math.h>
 #include <string.h>
 
-/* Scratch of one worker. */
+/* Scratch of one worker; rows are those of a task, queries of all its heads. */
 typedef struct tile_scratch {
-  float *scores;     /* [MHA_QUERY_TILE][score_stride] */
-  float *correction; /* [MHA_QUERY_TILE], exp(m_old - m_new) of the current key tile */
-  float *poison;     /* [MHA_QUERY_TILE], see remember_poison */
-  float *values;     /* [MHA_KEY_TILE][dv], V with its non-finite rows replaced by 0 */
-  uint8_t *kinds;    /* [MHA_KEY_TILE], what each row of V holds */
+  float *scores;     /* [rows][score_stride] */
+  float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
+  float *poison;     /* [rows], see remember_poison; of a task that finishes its rows itself */
+  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0 */
+  uint8_t *kinds;    /* [keys], what each row of V holds */
 } tile_scratch;
 
-/* One task: queries [i, i + rows) of head h of entry b, of which `live` may see keys. */
+/* Queries [i, i + rows) of the block's heads, of which `live` may see keys. State of row (k, r),
+ * head h + k and query i + r, is at index k·rows + r. */
 typedef struct task {
   const mha_core *core;
   tile_scratch scratch;
-  int64_t b, h, i, rows, live;
-  int64_t score_stride;
-  float *output;  /* [rows][dv], core->output_row_stride apart */
-  float *row_max; /* [rows] */
-  float *row_sum; /* [rows] */
-  bool replace;   /* non-finite values are replaced: the second attempt */
+  mha_block block; /* all of the task; n = rows */
+  int64_t part;    /* of the entry's keys, or -1 = all */
+  int64_t live;
+  float *row_max; /* m */
+  float *row_sum; /* l */
+  float *poison;
+  bool replace; /* non-finite values are replaced: the second attempt */
 } task;
 
 /* ---- layout of the work ---- */
 
-static int64_t score_columns(int64_t Lk) {
-  return mha_min(Lk, MHA_KEY_TILE);
+static int64_t score_columns(const mha_cut *cut, int64_t span) {
+  return mha_min(span, cut->tile_keys);
 }
 
-/* The one place that knows how a worker's scratch is laid out. */
+/* The one place that knows how a worker's scratch is laid out. Few queries: as if one task had all
+ * heads, so that only the sizes that a caller can tell ahead of a call count. */
 typedef struct scratch_offsets {
   size_t scores, correction, poison, values, kinds;
 } scratch_offsets;
 
-static scratch_offsets lay_out(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
-  const int64_t rows = mha_min(Lq, MHA_QUERY_TILE);
-  const int64_t columns = score_columns(Lk);
+static scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
+  const mha_cut cut = mha_cut_call(s);
+  const int64_t heads = cut.few ? s->H : 1;
+  const int64_t queries = mha_min(s->Lq, cut.queries);
+  const int64_t columns = score_columns(&cut, s->span);
   scratch_offsets at;
-  at.scores = mha_layout_add(layout, sizeof(float), rows, columns, 1);
-  at.correction = mha_layout_add(layout, sizeof(float), rows, 1, 1);
-  at.poison = mha_layout_add(layout, sizeof(float), rows, 1, 1);
-  at.values = mha_layout_add(layout, sizeof(float), columns, dv, 1);
+  at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
+  at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
+  at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
+  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
   return at;
 }
 
-size_t mha_attention_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout) {
-  (void)lay_out(Lq, Lk, dv, layout);
+size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layout) {
+  (void)lay_out(sizes, layout);
   return layout->bytes;
 }
 
 static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
-  const mha_visibility *v = &core->visibility;
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_layout layout = {0};
-  const scratch_offsets at = lay_out(v->Lq, v->Lk, core->dv, &layout);
+  const scratch_offsets at = lay_out(&sizes, &layout);
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
   const tile_scratch s = {(void *)(base + at.scores), (void *)(base + at.correction),
                           (void *)(base + at.poison), (void *)(base + at.values),
@@ -87,8 +94,12 @@ static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
                 : mha_multiply(B, tiles + (Lq % MHA_QUERY_TILE != 0), slots);
 }
 
-bool mha_attention_task_count(int64_t B, int64_t H, int64_t Lq, bool packed, int64_t *tasks) {
-  return slots_per_head(B, Lq, packed, tasks) && mha_multiply(*tasks, H, tasks);
+/* Few queries: at most one task for each head and part. */
+bool mha_attention_task_limit(const mha_cut_sizes *s, int64_t *tasks) {
+  const int64_t parts = mha_cut_parts(s->Lq, s->span, s->packed);
+  if (parts > 0)
+    return mha_multiply(s->B, s->H, tasks) && mha_multiply(*tasks, parts, tasks);
+  return slots_per_head(s->B, s->Lq, s->packed, tasks) && mha_multiply(*tasks, s->H, tasks);
 }
 
 static int64_t first_slot(const mha_visibility *v, int64_t b) {
@@ -109,43 +120,121 @@ static int64_t packed_entry(const mha_visibility *v, int64_t slot) {
   return low;
 }
 
-/* Sets b, h, i and rows of a task; rows may come out as 0 or less: a slot without work. */
-static void locate(task *t, int64_t index) {
+/* Sets b, h, i and n of a task's block; n may come out as 0 or less: a slot without work. */
+static void locate_tile(task *t, int64_t index) {
   const mha_visibility *v = &t->core->visibility;
+  mha_block *k = &t->block;
   const bool packed = v->query_starts != NULL;
   int64_t slots = 0;
   (void)slots_per_head(v->B, v->Lq, packed, &slots);
   /* from behind: under a causal mask the last tiles have most to do and should not come last */
   const int64_t slot = slots - 1 - index % slots;
-  t->h = index / slots;
+  k->h = index / slots;
+  k->heads = 1;
   if (packed) {
-    t->b = packed_entry(v, slot);
-    t->i = (slot - first_slot(v, t->b)) * MHA_QUERY_TILE;
-    t->rows = mha_min(mha_query_count(v, t->b) - t->i, MHA_QUERY_TILE);
+    k->b = packed_entry(v, slot);
+    k->i = (slot - first_slot(v, k->b)) * MHA_QUERY_TILE;
+    k->n = mha_min(mha_query_count(v, k->b) - k->i, MHA_QUERY_TILE);
   } else {
     const int64_t tiles = slots / v->B;
-    t->b = slot / tiles;
-    t->i = slot % tiles * MHA_QUERY_TILE;
-    t->rows = mha_min(v->Lq - t->i, MHA_QUERY_TILE);
+    k->b = slot / tiles;
+    k->i = slot % tiles * MHA_QUERY_TILE;
+    k->n = mha_min(v->Lq - k->i, MHA_QUERY_TILE);
   }
 }
 
-static float *output_row(const task *t, int64_t r) {
-  return t->output + r * t->core->output_row_stride;
+/* ---- parts of the keys ---- */
+
+/* Results of the parts: m, l, poison [B][parts][H][Lq] and O [B][parts][H][Lq][dv]. */
+typedef struct part_results {
+  float *max, *sum, *poison, *output;
+} part_results;
+
+static bool part_rows(const mha_cut_sizes *s, int64_t *rows) {
+  return mha_multiply(s->B, s->H, rows) && mha_multiply(*rows, s->Lq, rows) &&
+         mha_multiply(*rows, mha_cut_parts(s->Lq, s->span, s->packed), rows);
+}
+
+bool mha_attention_parts_floats(const mha_cut_sizes *sizes, int64_t *floats) {
+  int64_t row = 0;
+  return part_rows(sizes, floats) && mha_add(sizes->dv, 3, &row) &&
+         mha_multiply(*floats, row, floats);
+}
+
+static part_results part_results_of(const mha_core *core) {
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  int64_t rows = 0;
+  (void)part_rows(&sizes, &rows);
+  const part_results p = {core->parts, core->parts + rows, core->parts + 2 * rows,
+                          core->parts + 3 * rows};
+  return p;
+}
+
+/* Index of the first row of head h in a part of entry b. */
+static int64_t part_row(const mha_core *core, int64_t b, int64_t part, int64_t h) {
+  const mha_visibility *v = &core->visibility;
+  return ((b * core->cut.parts + part) * v->H + h) * v->Lq;
+}
+
+/* Strips of heads, the last of which may have fewer. */
+static int64_t strip_count(const mha_core *core) {
+  const int64_t H = core->visibility.H;
+  return H / core->cut.heads + (H % core->cut.heads != 0);
+}
+
+/* Parts follow one another within a strip, as they lie in memory. */
+static void locate_part(task *t, int64_t index) {
+  const mha_core *core = t->core;
+  mha_block *k = &t->block;
+  t->part = index % core->cut.parts;
+  index /= core->cut.parts;
+  k->h = index % strip_count(core) * core->cut.heads;
+  k->heads = mha_min(core->cut.heads, core->visibility.H - k->h);
+  k->b = index / strip_count(core);
+  k->i = 0;
+  k->n = core->visibility.Lq;
+}
+
+/* Where the rows of the task keep m, l, poison and O. */
+static void place_rows(task *t) {
+  const mha_core *core = t->core;
+  mha_block *k = &t->block;
+  if (t->part >= 0) {
+    const part_results p = part_results_of(core);
+    const int64_t row = part_row(core, k->b, t->part, k->h);
+    t->row_max = p.max + row;
+    t->row_sum = p.sum + row;
+    t->poison = p.poison + row;
+    k->output = p.output + row * core->dv;
+    k->output_row_stride = core->dv;
+    k->output_head_stride = k->n * core->dv;
+    return;
+  }
+  t->row_max = core->row_max + mha_core_row_index(core, k->b, k->h, k->i);
+  t->row_sum = core->row_sum + mha_core_row_index(core, k->b, k->h, k->i);
+  t->poison = t->scratch.poison;
+  k->output = mha_core_output(core, k->b, k->h, k->i);
+  k->output_row_stride = core->output_row_stride;
+  k->output_head_stride = core->output_head_stride;
+}
+
+static float *output_row(const task *t, int64_t k, int64_t r) {
+  return t->block.output + k * t->block.output_head_stride + r * t->block.output_row_stride;
 }
 
 /* ---- scores ---- */
 
-/* Final scores of row r for the keys it may see within the tile `keys`; returns those keys. */
-static mha_range finish_scores(const task *t, int64_t r, mha_range keys, float *row) {
+/* Final scores of row (k, r) for the keys it may see within the tile `keys`; returns those keys. */
+static mha_range finish_scores(const task *t, int64_t k, int64_t r, mha_range keys, float *row) {
   const mha_visibility *v = &t->core->visibility;
-  const mha_range mine = mha_range_intersect(mha_visible_keys(v, t->b, t->i + r), keys);
+  const mha_block *q = &t->block;
+  const mha_range mine = mha_range_intersect(mha_visible_keys(v, q->b, q->i + r), keys);
   if (mha_range_is_empty(mine))
     return mine;
   float *scores = row + (mine.begin - keys.begin);
   if (t->core->softcap > 0.0f)
     mha_row_softcap(scores, mine.end - mine.begin, t->core->softcap);
-  mha_visibility_apply(v, t->b, t->h, t->i + r, mine, scores);
+  mha_visibility_apply(v, q->b, q->h + k, q->i + r, mine, scores);
   return mine;
 }
 
@@ -167,9 +256,10 @@ static uint8_t value_kind(const float *row, int64_t n) {
   return VALUE_INFINITE;
 }
 
-/* V of one key tile with 0 in its non-finite rows; notes the kind of each. */
-static mha_view replace_values(const task *t, mha_range keys) {
-  const mha_view values = mha_core_values(t->core, t->b, t->h, keys);
+/* V of one key tile and the key head of query head h, with 0 in its non-finite rows; notes the kind
+ * of each. */
+static void replace_values(const task *t, int64_t h, mha_range keys) {
+  const mha_view values = mha_core_values(t->core, t->block.b, h, keys);
   for (int64_t j = 0; j < values.rows; j++) {
     const float *from = values.data + j * values.row_stride;
     float *to = t->scratch.values + j * values.columns;
@@ -179,19 +269,17 @@ static mha_view replace_values(const task *t, mha_range keys) {
     else
       memset(to, 0, (size_t)values.columns * sizeof *to);
   }
-  return mha_view_rows(t->scratch.values, values.rows, values.columns, values.columns);
 }
 
-/* poison[r] = the largest score that row r gives to an infinite value; +inf if it sees a NaN, which
- * no weight can make harmless. */
-static void remember_poison(const task *t, int64_t r, const uint8_t *kinds, const float *scores,
-                            int64_t n) {
+/* poison = the largest score that a row gives to an infinite value; +inf if it sees a NaN, which no
+ * weight can make harmless. */
+static void remember_poison(float *poison, const uint8_t *kinds, const float *scores, int64_t n) {
   for (int64_t j = 0; j < n; j++) {
     if (kinds[j] == VALUE_FINITE || scores[j] == -INFINITY)
       continue;
     const float score = kinds[j] == VALUE_NAN ? INFINITY : scores[j];
-    if (score > t->scratch.poison[r])
-      t->scratch.poison[r] = score;
+    if (score > *poison)
+      *poison = score;
   }
 }
 
@@ -207,21 +295,20 @@ static float visible_max(const float *scores, int64_t n) {
   return max;
 }
 
-/* Replaces the visible scores of row r by exp(score - m) and brings m, l and the correction of what
+/* Replaces the visible scores of a row by exp(score - m) and brings m, l and the correction of what
  * was accumulated before up to date. */
-static void advance_row(const task *t, int64_t r, float *scores, int64_t n) {
-  const float before = t->row_max[r];
+static void advance_row(const task *t, int64_t row, float *scores, int64_t n) {
+  const float before = t->row_max[row];
   const float tile_max = visible_max(scores, n);
   const float now = tile_max > before || isnan(tile_max) ? tile_max : before;
-  t->scratch.correction[r] = 1.0f;
   if (now == -INFINITY) { /* nothing visible so far: exp(-inf - -inf) would be NaN */
     memset(scores, 0, (size_t)n * sizeof *scores);
     return;
   }
   if (!(now == before))
-    t->scratch.correction[r] = before == -INFINITY ? 0.0f : mha_exp(before - now);
-  t->row_sum[r] = t->row_sum[r] * t->scratch.correction[r] + mha_row_exp(scores, n, now);
-  t->row_max[r] = now;
+    t->scratch.correction[row] = before == -INFINITY ? 0.0f : mha_exp(before - now);
+  t->row_sum[row] = t->row_sum[row] * t->scratch.correction[row] + mha_row_exp(scores, n, now);
+  t->row_max[row] = now;
 }
 
 static void clear_hidden(float *row, mha_range keys, mha_range mine) {
@@ -233,96 +320,119 @@ static void clear_hidden(float *row, mha_range keys, mha_range mine) {
   memset(row + (mine.end - keys.begin), 0, (size_t)(keys.end - mine.end) * sizeof *row);
 }
 
-/* Steps 2 and 3 of the list above for rows `rows` of the task and one key tile; their scores begin
- * at the start of the scratch. */
-static void softmax_tile(const task *t, mha_range rows, mha_range keys) {
-  for (int64_t r = rows.begin; r < rows.end; r++) {
-    float *row = t->scratch.scores + (r - rows.begin) * t->score_stride;
-    const mha_range mine = finish_scores(t, r, keys, row);
-    clear_hidden(row, keys, mine);
-    t->scratch.correction[r] = 1.0f;
-    if (mha_range_is_empty(mine))
-      continue;
-    float *scores = row + (mine.begin - keys.begin);
-    if (t->replace)
-      remember_poison(t, r, t->scratch.kinds + (mine.begin - keys.begin), scores,
-                      mine.end - mine.begin);
-    advance_row(t, r, scores, mine.end - mine.begin);
-  }
+/* Steps 2 and 3 of the list above for one row and one key tile, and the correction of its output.
+ */
+static void softmax_row(const task *t, int64_t k, int64_t r, mha_range keys, float *row) {
+  const int64_t index = k * t->block.n + r;
+  const mha_range mine = finish_scores(t, k, r, keys, row);
+  clear_hidden(row, keys, mine);
+  if (mha_range_is_empty(mine))
+    return;
+  float *scores = row + (mine.begin - keys.begin);
+  if (t->replace)
+    remember_poison(&t->poison[index], t->scratch.kinds + (mine.begin - keys.begin), scores,
+                    mine.end - mine.begin);
+  t->scratch.correction[index] = 1.0f;
+  advance_row(t, index, scores, mine.end - mine.begin);
+  if (t->scratch.correction[index] != 1.0f)
+    mha_row_scale(output_row(t, k, r), t->core->dv, t->scratch.correction[index]);
 }
 
-/* O /= l. A sink far above the row's maximum makes l infinite and O 0, as it should. */
-static void normalise(const task *t) {
-  for (int64_t r = 0; r < t->rows; r++) {
-    float *row = output_row(t, r);
-    if (t->row_max[r] == -INFINITY) {
-      memset(row, 0, (size_t)t->core->dv * sizeof *row);
-      continue;
+/* The same for all rows of `tile`, a block of the task's queries from `first` on. */
+static void softmax_tile(const task *t, const mha_block *tile, mha_range keys) {
+  for (int64_t k = 0; k < tile->heads; k++)
+    for (int64_t r = 0; r < tile->n; r++)
+      softmax_row(t, tile->h - t->block.h + k, tile->i - t->block.i + r, keys,
+                  tile->scores + (k * tile->n + r) * tile->score_stride);
+}
+
+/* ---- the end of a row ---- */
+
+/* O /= l. A sink far above the row's maximum makes l infinite and O 0, as it should. A row whose
+ * weight for an infinite value does not round to 0 becomes NaN. */
+static void finish_row(const mha_core *core, int64_t h, float max, float sum, float poison,
+                       float *row) {
+  if (max == -INFINITY) {
+    memset(row, 0, (size_t)core->dv * sizeof *row);
+    return;
+  }
+  const float denominator = mha_core_denominator(core, h, max, sum);
+  mha_row_scale(row, core->dv, 1.0f / denominator);
+  if (poison == INFINITY || (poison > -INFINITY && mha_exp(poison - max) / denominator > 0.0f))
+    for (int64_t c = 0; c < core->dv; c++)
+      row[c] = NAN;
+}
+
+static void finish_rows(const task *t) {
+  const mha_block *q = &t->block;
+  for (int64_t k = 0; k < q->heads; k++)
+    for (int64_t r = 0; r < q->n; r++) {
+      const int64_t index = k * q->n + r;
+      finish_row(t->core, q->h + k, t->row_max[index], t->row_sum[index], t->poison[index],
+                 output_row(t, k, r));
     }
-    const float sum = mha_core_denominator(t->core, t->h, t->row_max[r], t->row_sum[r]);
-    mha_row_scale(row, t->core->dv, 1.0f / sum);
-  }
-}
-
-/* Rows whose weight for an infinite value does not round to 0 become NaN. */
-static void apply_poison(const task *t) {
-  for (int64_t r = 0; r < t->live; r++) {
-    const float poison = t->scratch.poison[r];
-    if (poison == -INFINITY)
-      continue;
-    const float sum = mha_core_denominator(t->core, t->h, t->row_max[r], t->row_sum[r]);
-    if (poison == INFINITY || mha_exp(poison - t->row_max[r]) / sum > 0.0f)
-      for (int64_t c = 0; c < t->core->dv; c++)
-        output_row(t, r)[c] = NAN;
-  }
-}
-
-static bool needs_replacement(const task *t) {
-  for (int64_t r = 0; r < t->live; r++)
-    if (isfinite(t->row_sum[r]) && isfinite(t->row_max[r]) &&
-        !mha_row_is_finite(output_row(t, r), t->core->dv))
-      return true;
-  return false;
 }
 
 /* ---- one task ---- */
 
-/* Starts the rows from nothing: no key seen, output 0 for the products to add to. */
-static void start_rows(const task *t) {
-  for (int64_t r = 0; r < t->rows; r++) {
-    t->row_max[r] = -INFINITY;
-    t->row_sum[r] = 0.0f;
-    t->scratch.poison[r] = -INFINITY;
-    memset(output_row(t, r), 0, (size_t)t->core->dv * sizeof(float));
-  }
+static bool needs_replacement(const task *t) {
+  for (int64_t k = 0; k < t->block.heads; k++)
+    for (int64_t r = 0; r < t->live; r++) {
+      const int64_t index = k * t->block.n + r;
+      if (isfinite(t->row_sum[index]) && isfinite(t->row_max[index]) &&
+          !mha_row_is_finite(output_row(t, k, r), t->core->dv))
+        return true;
+    }
+  return false;
 }
 
-static void rescale_output(const task *t, mha_range rows) {
-  for (int64_t r = rows.begin; r < rows.end; r++)
-    if (t->scratch.correction[r] != 1.0f)
-      mha_row_scale(output_row(t, r), t->core->dv, t->scratch.correction[r]);
+/* Starts the rows from nothing: no key seen, output 0 for the products to add to. */
+static void start_rows(const task *t) {
+  for (int64_t k = 0; k < t->block.heads; k++)
+    for (int64_t r = 0; r < t->block.n; r++) {
+      const int64_t index = k * t->block.n + r;
+      t->row_max[index] = -INFINITY;
+      t->row_sum[index] = 0.0f;
+      t->poison[index] = -INFINITY;
+      memset(output_row(t, k, r), 0, (size_t)t->core->dv * sizeof(float));
+    }
+}
+
+/* The second attempt, one key head after the other: its values are replaced, the products are the
+ * same. */
+static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_range keys) {
+  mha_status status = MHA_OK;
+  for (int64_t g = 0; !status && g < mha_block_groups(t->core, tile); g++) {
+    const mha_block group = mha_block_group(t->core, tile, g);
+    replace_values(t, group.h, keys);
+    softmax_tile(t, &group, keys);
+    status = mha_core_accumulate(t->core, &group, keys, t->scratch.values);
+  }
+  return status;
 }
 
 /* One key tile for the rows that see any of it. */
 static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys) {
-  const mha_core *core = t->core;
-  const int64_t n = rows.end - rows.begin;
-  float *scores = t->scratch.scores;
-  const mha_status status =
-      mha_core_scores(core, t->b, t->h, t->i + rows.begin, n, keys, scores, t->score_stride);
+  mha_block tile = t->block;
+  tile.i += rows.begin;
+  tile.n = rows.end - rows.begin;
+  tile.output += rows.begin * tile.output_row_stride;
+  const mha_status status = mha_core_scores(t->core, &tile, keys);
   if (status)
     return status;
-  const mha_view v =
-      t->replace ? replace_values(t, keys) : mha_core_values(t->core, t->b, t->h, keys);
-  softmax_tile(t, rows, keys);
-  rescale_output(t, rows);
-  const mha_view p = mha_view_rows(scores, n, keys.end - keys.begin, t->score_stride);
-  return mha_blas_multiply(1.0f, p, v, 1.0f, output_row(t, rows.begin), core->output_row_stride);
+  if (t->replace)
+    return accumulate_replaced(t, &tile, keys);
+  softmax_tile(t, &tile, keys);
+  return mha_core_accumulate(t->core, &tile, keys, NULL);
 }
 
-static mha_status attend_all_keys(const task *t) {
+static mha_status attend_keys(const task *t) {
+  const mha_core *core = t->core;
+  const mha_block *q = &t->block;
   mha_status status = MHA_OK;
-  mha_tile_walk walk = mha_walk_visible(&t->core->visibility, t->b, t->i, t->live);
+  mha_tile_walk walk =
+      t->part >= 0 ? mha_walk_part(&core->visibility, &core->cut, q->b, q->i, t->live, t->part)
+                   : mha_walk_visible(&core->visibility, &core->cut, q->b, q->i, t->live);
   start_rows(t);
   while (!status && mha_walk_next(&walk))
     status = attend_key_tile(t, walk.rows, walk.keys);
@@ -332,26 +442,83 @@ static mha_status attend_all_keys(const task *t) {
 static mha_status attend_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = job;
   const mha_visibility *v = &core->visibility;
-  task t = {.core = core, .replace = false};
-  locate(&t, index);
-  if (t.rows <= 0)
+  task t = {.core = core, .part = -1};
+  mha_block *q = &t.block;
+  if (core->cut.few)
+    locate_part(&t, index);
+  else
+    locate_tile(&t, index);
+  if (q->n <= 0)
     return MHA_OK;
-  t.live = mha_min(t.rows, mha_query_count(v, t.b) - t.i);
+  t.live = mha_min(q->n, mha_query_count(v, q->b) - q->i);
   t.scratch = worker_scratch(core, worker);
-  t.score_stride = score_columns(v->Lk);
-  t.row_max = core->row_max + mha_core_row_index(core, t.b, t.h, t.i);
-  t.row_sum = core->row_sum + mha_core_row_index(core, t.b, t.h, t.i);
-  t.output = mha_core_output(core, t.b, t.h, t.i);
-  mha_status status = attend_all_keys(&t);
+  q->scores = t.scratch.scores;
+  q->score_stride = score_columns(&core->cut, mha_key_span(v));
+  place_rows(&t);
+  mha_status status = attend_keys(&t);
   if (!status && needs_replacement(&t)) {
     t.replace = true;
-    status = attend_all_keys(&t);
+    status = attend_keys(&t);
   }
-  normalise(&t);
-  if (t.replace)
-    apply_poison(&t);
+  if (!core->cut.few)
+    finish_rows(&t);
   return status;
 }
+
+/* ---- merging the parts ---- */
+
+/* m and l of row (b, h, i) over all parts; poison likewise. l is NaN if that of a part is. */
+static void merge_statistics(const mha_core *core, const part_results *p, int64_t first, float *max,
+                             float *sum, float *poison) {
+  const int64_t step = core->visibility.H * core->visibility.Lq;
+  *max = -INFINITY;
+  *sum = 0.0f;
+  *poison = -INFINITY;
+  for (int64_t u = 0; u < core->cut.parts; u++) {
+    const int64_t row = first + u * step;
+    *max = p->max[row] > *max || isnan(p->max[row]) ? p->max[row] : *max;
+    *poison = p->poison[row] > *poison ? p->poison[row] : *poison;
+  }
+  for (int64_t u = 0; u < core->cut.parts; u++) {
+    const int64_t row = first + u * step;
+    if (p->max[row] != -INFINITY)
+      *sum += p->sum[row] * mha_exp(p->max[row] - *max);
+  }
+}
+
+/* One row: O = Σ exp(m_u - m)·O_u over the parts u, in their order. */
+static void merge_row(const mha_core *core, const part_results *p, int64_t b, int64_t h,
+                      int64_t i) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t first = part_row(core, b, 0, h) + i;
+  const int64_t index = mha_core_row_index(core, b, h, i);
+  float *row = mha_core_output(core, b, h, i);
+  float poison = 0.0f;
+  merge_statistics(core, p, first, &core->row_max[index], &core->row_sum[index], &poison);
+  memset(row, 0, (size_t)core->dv * sizeof *row);
+  for (int64_t u = 0; u < core->cut.parts; u++) {
+    const int64_t part = first + u * v->H * v->Lq;
+    if (p->max[part] == -INFINITY)
+      continue;
+    const float factor = mha_exp(p->max[part] - core->row_max[index]);
+    for (int64_t c = 0; c < core->dv; c++)
+      row[c] += factor * p->output[part * core->dv + c];
+  }
+  finish_row(core, h, core->row_max[index], core->row_sum[index], poison, row);
+}
+
+/* One task: an entry and a head. */
+static mha_status merge_task(void *job, int64_t index, int32_t worker) {
+  (void)worker;
+  const mha_core *core = job;
+  const mha_visibility *v = &core->visibility;
+  const part_results p = part_results_of(core);
+  for (int64_t i = 0; i < v->Lq; i++)
+    merge_row(core, &p, index / v->H, index % v->H, i);
+  return MHA_OK;
+}
+
+/* ---- all tasks ---- */
 
 /* Packed rows behind the last sequence belong to nobody: they see no key. */
 static void clear_unowned_rows(const mha_core *core) {
@@ -366,11 +533,29 @@ static void clear_unowned_rows(const mha_core *core) {
     }
 }
 
-mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
+static mha_status run_parts(mha_core *core, const mha_threads *threads) {
   const mha_visibility *v = &core->visibility;
+  const int64_t entries = v->B * v->H;
+  const mha_task_list parts = {.work = attend_task,
+                               .job = core,
+                               .n_tasks = v->B * strip_count(core) * core->cut.parts,
+                               .operations = mha_core_operations(core)};
+  const mha_task_list merge = {.work = merge_task,
+                               .job = core,
+                               .n_tasks = entries,
+                               .operations = 2.0 * (double)(entries * v->Lq) *
+                                             (double)(core->cut.parts * core->dv)};
+  const mha_status status = mha_parallel_run(threads, &parts);
+  return status ? status : mha_parallel_run(threads, &merge);
+}
+
+mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   mha_core job = *core;
+  if (core->cut.few)
+    return run_parts(&job, threads);
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_task_list list = {.work = attend_task, .job = &job, .operations = mha_core_operations(core)};
-  if (!mha_attention_task_count(v->B, v->H, v->Lq, v->query_starts != NULL, &list.n_tasks))
+  if (!mha_attention_task_limit(&sizes, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
   clear_unowned_rows(core);
   return mha_parallel_run(threads, &list);

@@ -5,12 +5,14 @@
 #include "core.h"
 #include "memory.h"
 #include "parallel.h"
-#include "tiles.h"
 
-/* Scratch of one worker; and the number of tasks, which is also the most workers that can have
- * something to do: false if it overflows. */
-size_t mha_attention_scratch_bytes(int64_t Lq, int64_t Lk, int64_t dv, mha_layout *layout);
-bool mha_attention_task_count(int64_t B, int64_t H, int64_t Lq, bool packed, int64_t *tasks);
+/* Scratch of one worker. */
+size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layout);
+
+/* At least the number of tasks, which is the most workers that can have something to do; and the
+ * numbers that the parts of the keys leave behind. False if they overflow. G and d do not count. */
+bool mha_attention_task_limit(const mha_cut_sizes *sizes, int64_t *tasks);
+bool mha_attention_parts_floats(const mha_cut_sizes *sizes, int64_t *floats);
 
 /* Computes output, row_max and row_sum. Rows that see no key get output 0. */
 mha_status mha_attention_run(const mha_core *core, const mha_threads *threads);

@@ -11,11 +11,11 @@ mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given,
 }
 
 mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool key_is_query,
-                                float scale, float softcap, mha_error *error) {
+                                const mha_core_defaults *defaults, mha_error *error) {
   mha_core *core = &call->core;
   mha_status status = mha_visibility_init(&core->visibility, rules, key_is_query, error);
   if (!status)
-    status = mha_core_rules(core, rules, scale, softcap, error);
+    status = mha_core_rules(core, rules, defaults, error);
   if (!status)
     status = mha_visibility_ranges(&core->visibility, rules, &call->ranges, error);
   if (!status)
@@ -23,18 +23,23 @@ mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool
                             false, error);
   if (!status)
     status = mha_results_init(&call->results, rules, &core->visibility, &call->ranges, error);
-  return status ? status : mha_ranges_check(&call->ranges, error);
+  if (status)
+    return status;
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  core->cut = mha_cut_call(&sizes);
+  return mha_ranges_check(&call->ranges, error);
 }
 
 mha_call_size mha_call_size_of(const mha_call *call) {
-  const mha_visibility *v = &call->core.visibility;
-  const mha_call_size size = {v->B, v->H, v->Lq, v->Lk, call->core.dv, v->query_starts != NULL};
+  const mha_call_size size = {mha_core_cut_sizes(&call->core),
+                              call->core.visibility.cached != NULL};
   return size;
 }
 
 void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
   call->core.row_max = workspace->row_max;
   call->core.row_sum = workspace->row_sum;
+  call->core.parts = workspace->parts;
   call->core.scratch = workspace->workers;
   call->core.scratch_bytes = workspace->worker_bytes;
 }

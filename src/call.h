@@ -17,9 +17,9 @@ typedef struct mha_call {
 mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given, mha_error *error);
 
 /* Checks the rules and takes them over into a call whose core has its sizes: B, H, Lq, Lk of
- * core.visibility. scale and softcap are the layer's. */
+ * core.visibility. */
 mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool key_is_query,
-                                float scale, float softcap, mha_error *error);
+                                const mha_core_defaults *defaults, mha_error *error);
 
 /* Size of the call for the workspace. */
 mha_call_size mha_call_size_of(const mha_call *call);

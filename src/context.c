@@ -123,30 +123,34 @@ mha_status mha_context_trace(mha_context *context, mha_trace_function *function,
 /* Offsets of the workspace's arrays; the order is that of the struct. */
 typedef struct plan {
   mha_layout layout;
-  size_t q, k, v, concat, row_max, row_sum, workers, worker_bytes;
+  size_t q, k, v, concat, row_max, row_sum, parts, workers, worker_bytes;
 } plan;
 
 static size_t add_rows(mha_layout *layout, const mha_projection *projection, int64_t B, int64_t L) {
   return mha_layout_add(layout, sizeof(float), B, L, projection->out);
 }
 
-static plan make_plan(const mha_weights *weights, const mha_call_size *s, int32_t n_threads) {
-  plan p = {{0}, 0, 0, 0, 0, 0, 0, 0, 0};
+static plan make_plan(const mha_weights *weights, const mha_call_size *size, int32_t n_threads) {
+  plan p = {.layout = {0}};
+  const mha_cut_sizes *s = &size->core;
   const int64_t entries = s->packed ? 1 : s->B;
+  const int64_t key_rows = size->cached ? 0 : s->span;
   int64_t tasks = 0;
+  int64_t parts = 0;
   if (weights) {
     p.q = add_rows(&p.layout, &weights->query, entries, s->Lq);
-    p.k = add_rows(&p.layout, &weights->key, entries, s->Lk);
-    p.v = add_rows(&p.layout, &weights->value, entries, s->Lk);
+    p.k = add_rows(&p.layout, &weights->key, entries, key_rows);
+    p.v = add_rows(&p.layout, &weights->value, entries, key_rows);
     /* the concatenation is as wide as the output projection's input */
     p.concat = mha_layout_add(&p.layout, sizeof(float), entries, s->Lq, weights->output.in);
   }
   p.row_max = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
   p.row_sum = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
   mha_layout worker = {0};
-  p.worker_bytes = mha_attention_scratch_bytes(s->Lq, s->Lk, s->dv, &worker);
-  p.layout.overflow |=
-      worker.overflow || !mha_attention_task_count(s->B, s->H, s->Lq, s->packed, &tasks);
+  p.worker_bytes = mha_attention_scratch_bytes(s, &worker);
+  p.layout.overflow |= worker.overflow || !mha_attention_task_limit(s, &tasks) ||
+                       !mha_attention_parts_floats(s, &parts);
+  p.parts = mha_layout_add(&p.layout, sizeof(float), parts, 1, 1);
   p.workers = mha_layout_add(&p.layout, 1, tasks < n_threads ? tasks : n_threads,
                              (int64_t)p.worker_bytes, 1);
   return p;
@@ -156,7 +160,7 @@ static mha_status overflow(const mha_call_size *s, mha_error *error) {
   return mha_fail(error, MHA_ERROR_OVERFLOW,
                   "batch is %lld, query_length %lld, key_length %lld; rule: their products with "
                   "the layer's widths must not overflow",
-                  (long long)s->B, (long long)s->Lq, (long long)s->Lk);
+                  (long long)s->core.B, (long long)s->core.Lq, (long long)s->core.span);
 }
 
 mha_status mha_context_workspace(mha_context *context, const mha_weights *weights,
@@ -174,6 +178,7 @@ mha_status mha_context_workspace(mha_context *context, const mha_weights *weight
     context->arena_bytes = p.layout.bytes;
   }
   w->q = w->k = w->v = w->concat = NULL;
+  w->parts = (float *)(void *)(context->arena + p.parts);
   if (weights) {
     w->q = (float *)(void *)(context->arena + p.q);
     w->k = (float *)(void *)(context->arena + p.k);
@@ -194,8 +199,6 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   mha_shape shape;
   mha_status status = mha_read_struct(&shape, sizeof shape, sizeof shape, given, "shape", error);
   if (!status)
-    status = mha_require_reserved(shape.reserved, "shape.reserved", error);
-  if (!status)
     status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
   if (!status)
     status = mha_require_at_least(shape.query_length, 0, "shape.query_length", error);
@@ -207,12 +210,16 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
   if (status)
     return status;
-  size->B = shape.batch;
-  size->Lq = shape.query_length;
-  size->Lk = shape.key_length ? shape.key_length : shape.query_length;
-  size->H = weights ? weights->config.n_heads : shape.n_heads;
-  size->dv = weights ? weights->config.value_head_size : shape.value_head_size;
-  size->packed = shape.packed != 0;
+  mha_cut_sizes *s = &size->core;
+  s->B = shape.batch;
+  s->Lq = shape.query_length;
+  s->span = shape.key_length ? shape.key_length : shape.query_length;
+  s->H = weights ? weights->config.n_heads : shape.n_heads;
+  s->dv = weights ? weights->config.value_head_size : shape.value_head_size;
+  s->G = s->H; /* scratch depends on neither */
+  s->d = s->dv;
+  s->packed = shape.packed != 0;
+  size->cached = shape.cached != 0;
   return MHA_OK;
 }
 

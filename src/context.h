@@ -21,19 +21,20 @@ struct mha_context {
 
 /* Sizes of a call, as far as scratch depends on them. */
 typedef struct mha_call_size {
-  int64_t B, H, Lq, Lk, dv;
-  bool packed;
+  mha_cut_sizes core;
+  bool cached; /* keys and values need no room here */
 } mha_call_size;
 
 /* Where the scratch of a call lies in the arena. Without weights the four buffers of the layer are
  * NULL. */
 typedef struct mha_workspace {
   float *q;       /* [B·Lq][H·d] */
-  float *k;       /* [B·Lk][G·d] */
-  float *v;       /* [B·Lk][G·dv] */
+  float *k;       /* [B·Lk][G·d], unless they go to a cache */
+  float *v;       /* [B·Lk][G·dv], likewise */
   float *concat;  /* [B·Lq][H·dv] */
   float *row_max; /* [B][H][Lq] */
   float *row_sum; /* [B][H][Lq] */
+  float *parts;   /* of the keys, see attention.h */
   char *workers;  /* worker_bytes for each thread */
   size_t worker_bytes;
 } mha_workspace;

@@ -3,7 +3,7 @@
 #define MHA_SRC_CORE_H
 
 #include "blas.h"
-#include "visibility.h"
+#include "tiles.h"
 
 /* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. */
 typedef struct mha_heads {
@@ -14,6 +14,7 @@ typedef struct mha_heads {
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   mha_visibility visibility;
+  mha_cut cut;
   int64_t G, d, dv;
   mha_heads q, k, v; /* [B][Lq][H][d], [B][Lk][G][d], [B][Lk][G][dv] */
   float *output;     /* [B][Lq][H][dv] */
@@ -22,28 +23,54 @@ typedef struct mha_core {
   const float *sinks; /* [H] or NULL */
   float *row_max;     /* [B][H][Lq], of the final scores; -inf = the query sees no key */
   float *row_sum;     /* [B][H][Lq], of exp(score - max), without the sink */
+  float *parts;       /* few queries: results of the parts, mha_attention_parts_floats */
   char *scratch;      /* mha_attention_scratch_bytes for each worker, one after the other */
   size_t scratch_bytes;
 } mha_core;
 
-/* Takes scale, softcap and sinks over from `rules`; the layer's scale and softcap hold where the
- * call does not override them. */
-mha_status mha_core_rules(mha_core *core, const mha_attention *rules, float scale, float softcap,
-                          mha_error *error);
+/* A layer's own rules, which hold where a call does not override them. */
+typedef struct mha_core_defaults {
+  float scale, softcap;
+  const float *sinks; /* [H] or NULL; checked */
+} mha_core_defaults;
+
+/* Takes scale, softcap and sinks over from `rules`. */
+mha_status mha_core_rules(mha_core *core, const mha_attention *rules,
+                          const mha_core_defaults *defaults, mha_error *error);
 
 /* Floating-point operations of the core's products, masks left aside. */
 double mha_core_operations(const mha_core *core);
 
-/* Values [keys][dv] of the key/value head that serves query head h, as they lie. */
+/* Sizes that decide how the call is cut. */
+mha_cut_sizes mha_core_cut_sizes(const mha_core *core);
+
+/* Queries [i, i + n) of heads [h, h + heads) of entry b, heads being 1 or whole groups that share a
+ * key head, with the place of their scores and of their results. */
+typedef struct mha_block {
+  int64_t b, h, heads, i, n;
+  float *scores; /* [heads·n][keys of a tile]: row k·n + r is query i + r of head h + k */
+  int64_t score_stride;
+  float *output; /* [heads][n][dv] by its strides; NULL if only scores are asked for */
+  int64_t output_row_stride, output_head_stride;
+} mha_block;
+
+/* The heads of a block that share its key head number `group`, as a block. */
+int64_t mha_block_groups(const mha_core *core, const mha_block *block);
+mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t group);
+
+/* Scores of a block for the keys of one tile, scaled only. */
+mha_status mha_core_scores(const mha_core *core, const mha_block *block, mha_range keys);
+
+/* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from
+ * `values` [keys][dv], dense, of the block's one group. */
+mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
+                               const float *values);
+
+/* Values [keys][dv] of the key head that serves query head h, as they lie; keys of one tile. */
 mha_view mha_core_values(const mha_core *core, int64_t b, int64_t h, mha_range keys);
 
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
-
-/* Scores of queries [i, i + n) of head h and keys [keys.begin, keys.end), scaled only, into
- * scores [n][keys], rows `stride` apart. */
-mha_status mha_core_scores(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n,
-                           mha_range keys, float *scores, int64_t stride);
 
 /* Index of (b, h, i) in row_max and row_sum. */
 int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i);

@@ -14,32 +14,52 @@
 
 /* ---- the five steps ---- */
 
-/* 1. Q, K and V in one list of panels. Keys beyond their lengths are not touched. */
+/* 1. Q, K and V in one list of panels. Keys beyond their lengths are not touched; with a cache the
+ * new ones go straight into their rows of it. */
 static mha_status project_inputs(mha_layer_call *c) {
   const mha_weights *w = c->weights;
-  const mha_live_rows queries = mha_layer_live_queries(c);
+  const mha_cached *cached = c->call.core.visibility.cached;
   const mha_live_rows keys = mha_layer_live_keys(c);
-  const mha_projecting inputs[] = {
-      {.projection = &w->query,
-       .x = c->args.query,
-       .y = c->workspace.q,
-       .x_shape = c->query,
-       .y_shape = c->q,
-       .live = queries},
-      {.projection = &w->key,
-       .x = c->args.key,
-       .y = c->workspace.k,
-       .x_shape = c->key,
-       .y_shape = c->k,
-       .live = keys},
-      {.projection = &w->value,
-       .x = c->args.value,
-       .y = c->workspace.v,
-       .x_shape = c->value,
-       .y_shape = c->v,
-       .live = keys},
-  };
-  return mha_project(&c->context->threads, inputs, 3);
+  const mha_projecting query = {.projection = &w->query,
+                                .x = c->args.query,
+                                .y = c->workspace.q,
+                                .x_shape = c->query,
+                                .y_shape = c->q,
+                                .live = mha_layer_live_queries(c)};
+  const mha_projecting key = {.projection = &w->key,
+                              .x = c->args.key,
+                              .y = c->workspace.k,
+                              .x_shape = c->key,
+                              .y_shape = c->k,
+                              .live = keys,
+                              .cached = cached};
+  const mha_projecting value = {.projection = &w->value,
+                                .x = c->args.value,
+                                .y = c->workspace.v,
+                                .x_shape = c->value,
+                                .y_shape = c->v,
+                                .live = keys,
+                                .cached = cached};
+  mha_projecting inputs[3];
+  int n = 0;
+  if (c->attends)
+    inputs[n++] = query;
+  if (c->append) {
+    inputs[n++] = key;
+    inputs[n++] = value;
+  }
+  return mha_project(&c->context->threads, inputs, n);
+}
+
+/* Still 1., where the layer has them: RMS normalisation of Q and K, then rotary positions. */
+static mha_status prepare_inputs(const mha_layer_call *c) {
+  mha_preparing arrays[2];
+  int n = 0;
+  if (c->attends)
+    arrays[n++] = c->prepare_q;
+  if (c->append)
+    arrays[n++] = c->prepare_k;
+  return mha_prepare(&c->context->threads, arrays, n);
 }
 
 /* 2. [B][L][heads·size] seen as [B][L][heads][size]: heads are `size` apart. */
@@ -48,13 +68,22 @@ static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int6
   return heads;
 }
 
+/* The same of keys or values, whose rows may be those of a cache: [n_entries][capacity][G·size]. */
+static mha_heads split_key_heads(const mha_layer_call *c, const float *data,
+                                 const mha_rows_shape *rows, int64_t size) {
+  mha_heads heads = split_heads(data, rows, size);
+  if (c->in_cache)
+    heads.batch_stride = c->cached.capacity * rows->width;
+  return heads;
+}
+
 /* 3. Every head of every entry. O_h [Lq][dv] goes where the concatenation wants it: its rows H·dv
  * apart, the next head dv further. */
 static mha_status attend(mha_layer_call *c) {
   mha_core *core = &c->call.core;
   core->q = split_heads(c->workspace.q, &c->q, core->d);
-  core->k = split_heads(c->workspace.k, &c->k, core->d);
-  core->v = split_heads(c->workspace.v, &c->v, core->dv);
+  core->k = split_key_heads(c, c->workspace.k, &c->k, core->d);
+  core->v = split_key_heads(c, c->workspace.v, &c->v, core->dv);
   core->output = c->workspace.concat;
   core->output_batch_stride = c->concat.batch_stride;
   core->output_row_stride = c->concat.row_stride;
@@ -96,9 +125,11 @@ static void trace_inputs(const mha_layer_call *c) {
   if (!c->context->trace)
     return;
   clear_rows(c->workspace.q, &c->q, mha_layer_live_queries(c));
+  mha_trace_rows(c->context, "Q", c->workspace.q, &c->q);
+  if (c->in_cache) /* mha_cache_view shows them */
+    return;
   clear_rows(c->workspace.k, &c->k, mha_layer_live_keys(c));
   clear_rows(c->workspace.v, &c->v, mha_layer_live_keys(c));
-  mha_trace_rows(c->context, "Q", c->workspace.q, &c->q);
   mha_trace_rows(c->context, "K", c->workspace.k, &c->k);
   mha_trace_rows(c->context, "V", c->workspace.v, &c->v);
 }
@@ -121,7 +152,9 @@ static void trace_heads(const mha_layer_call *c) {
 
 static mha_status run_steps(mha_layer_call *c) {
   mha_status status = project_inputs(c);
-  if (status)
+  if (!status)
+    status = prepare_inputs(c);
+  if (status || !c->attends)
     return status;
   trace_inputs(c);
   status = attend(c);
@@ -137,24 +170,32 @@ static mha_status run_steps(mha_layer_call *c) {
   return MHA_OK;
 }
 
+/* Between entering the context and leaving it. */
+static mha_status compute(mha_layer_call *c, mha_error *error) {
+  mha_status status = mha_context_enter(c->context, error);
+  if (status)
+    return status;
+  if (mha_layer_has_work(c)) {
+    status = mha_layer_take_workspace(c, error);
+    if (!status)
+      status = run_steps(c);
+  }
+  mha_context_leave(c->context);
+  return status;
+}
+
 mha_status mha_forward(mha_context *context, const mha_weights *weights,
                        const mha_forward_args *args, mha_error *error) {
   mha_layer_call c = {.weights = weights, .context = context};
   mha_status status = mha_require(context, "context", error);
   if (!status)
     status = mha_require(weights, "weights", error);
-  if (!status)
-    status = mha_layer_read(&c, args, error);
-  if (!status)
-    status = mha_context_enter(context, error);
   if (status)
     return status;
-  if (c.args.batch > 0 && c.args.query_length > 0) {
-    status = mha_layer_take_workspace(&c, error);
-    if (!status)
-      status = run_steps(&c);
-  }
-  mha_context_leave(context);
+  status = mha_layer_read(&c, args, error);
+  if (!status)
+    status = compute(&c, error);
+  mha_layer_end(&c, status == MHA_OK);
   return status ? status : mha_succeed(error);
 }
 

@@ -3,6 +3,74 @@
 #include "layer.h"
 
 #include "error.h"
+#include "memory.h"
+
+/* ---- the cache ---- */
+
+/* What belongs to a cache needs one; what a mode does not use must not be given. */
+static mha_status check_cache_args(const mha_forward_args *a, mha_error *error) {
+  if (a->cache_mode < MHA_CACHE_APPEND_ATTEND || a->cache_mode > MHA_CACHE_ATTEND)
+    return mha_fail(error, MHA_ERROR_VALUE, "cache_mode is %d; rule: a value of mha_cache_mode",
+                    (int)a->cache_mode);
+  if (!a->cache && (a->cache_mode != 0 || a->cache_entries || a->new_lengths))
+    return mha_fail(error, MHA_ERROR_NULL,
+                    "cache is NULL although %s is given; rule: it needs a cache",
+                    a->cache_mode != 0 ? "cache_mode"
+                    : a->cache_entries ? "cache_entries"
+                                       : "new_lengths");
+  if (a->cache_mode == MHA_CACHE_ATTEND && (a->key || a->value || a->key_length != 0))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "%s is given with MHA_CACHE_ATTEND; rule: the keys and values are the cache's",
+                    a->key     ? "key"
+                    : a->value ? "value"
+                               : "key_length");
+  return MHA_OK;
+}
+
+static mha_status check_cache_fit(const mha_cache *cache, const mha_config *w, mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  if (o->n_kv_heads == w->n_kv_heads && o->head_size == w->head_size &&
+      o->value_head_size == w->value_head_size)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_SIZE,
+                  "cache has G = %lld, d = %lld, dv = %lld; rule: as the layer, %lld, %lld, %lld",
+                  (long long)o->n_kv_heads, (long long)o->head_size, (long long)o->value_head_size,
+                  (long long)w->n_kv_heads, (long long)w->head_size, (long long)w->value_head_size);
+}
+
+/* Enters the cache and finds out what its entries hold. */
+static mha_status read_cache(mha_layer_call *c, mha_error *error) {
+  const mha_forward_args *a = &c->args;
+  mha_visibility *v = &c->call.core.visibility;
+  const mha_cache_call call = {a->batch, c->append ? a->key_length : a->query_length, c->append,
+                               a->cache_entries, a->new_lengths};
+  mha_status status = check_cache_fit(a->cache, &c->weights->config, error);
+  if (!status)
+    status = mha_cache_enter(a->cache, c->append, error);
+  if (status)
+    return status;
+  c->in_cache = true;
+  status = mha_cache_describe(a->cache, &call, &c->cached, error);
+  if (!status)
+    status = mha_cache_ranges(a->cache, c->append, &c->call.ranges, error);
+  if (status)
+    return status;
+  v->cached = &c->cached;
+  v->Lk = 0;
+  for (int64_t b = 0; b < a->batch; b++)
+    v->Lk = mha_max(v->Lk, mha_cached_after(&c->cached, b));
+  return MHA_OK;
+}
+
+void mha_layer_end(mha_layer_call *c, bool success) {
+  if (!c->in_cache)
+    return;
+  if (success && c->append)
+    mha_cache_commit(c->args.cache, &c->cached, c->args.batch);
+  mha_cache_leave(c->args.cache, c->append);
+}
+
+/* ---- the arrays ---- */
 
 /* key NULL = query, value NULL = key. */
 static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_error *error) {
@@ -40,9 +108,7 @@ static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_
 }
 
 static mha_status check_sizes(const mha_forward_args *a, mha_error *error) {
-  mha_status status = mha_require_reserved(a->reserved, "args.reserved", error);
-  if (!status)
-    status = mha_require_at_least(a->batch, 0, "batch", error);
+  mha_status status = mha_require_at_least(a->batch, 0, "batch", error);
   if (!status)
     status = mha_require_at_least(a->query_length, 0, "query_length", error);
   if (!status)
@@ -67,7 +133,7 @@ static mha_status add_arrays(mha_layer_call *c, int64_t entries, mha_error *erro
   const mha_forward_args *a = &c->args;
   const mha_config *w = &c->weights->config;
   const int64_t Lq = a->query_length;
-  const int64_t Lk = entries > 0 && Lq > 0 ? a->key_length : 0;
+  const int64_t Lk = entries > 0 && (Lq > 0 || c->in_cache) && c->append ? a->key_length : 0;
   const mha_rows_shape query = {entries, Lq, w->query_width, a->query_batch_stride,
                                 a->query_row_stride};
   const mha_rows_shape key = {entries, Lk, w->key_width, a->key_batch_stride, a->key_row_stride};
@@ -109,33 +175,35 @@ static mha_status add_weights(mha_layer_call *c, mha_error *error) {
   return status;
 }
 
-mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error) {
-  mha_attention rules;
-  mha_forward_args *a = &c->args;
-  const mha_config *w = &c->weights->config;
-  mha_core *core = &c->call.core;
-  mha_status status = mha_read_struct(a, sizeof *a, sizeof *a, given, "args", error);
-  if (!status)
-    status = mha_call_read_rules(&rules, a->attention, error);
-  if (!status)
-    status = check_sizes(a, error);
-  const bool key_is_query = !status && !a->key;
-  if (!status)
-    status = default_inputs(a, c->weights, error);
-  if (!status)
-    status = add_arrays(c, rules.query_starts ? a->batch > 0 : a->batch, error);
-  if (!status)
-    status = add_weights(c, error);
-  if (status)
-    return status;
-  core->visibility.B = a->batch;
-  core->visibility.H = w->n_heads;
-  core->visibility.Lq = a->query_length;
-  core->visibility.Lk = a->key_length;
-  core->G = w->n_kv_heads;
-  core->d = w->head_size;
-  core->dv = w->value_head_size;
-  return mha_call_apply_rules(&c->call, &rules, key_is_query, c->weights->scale, w->softcap, error);
+/* Arrays of the layer and of the call that are read, by address. */
+static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
+  const mha_weights *w = c->weights;
+  const mha_config *k = &w->config;
+  const mha_forward_args *a = &c->args;
+  const int64_t heads = k->norm == MHA_NORM_FULL ? k->n_heads : 1;
+  const int64_t kv_heads = k->norm == MHA_NORM_FULL ? k->n_kv_heads : 1;
+  const int64_t turns = k->rope_cos ? k->rope_positions * (k->rotary_size / 2) : 0;
+  const int64_t queries = c->query.batch * c->query.length;
+  const int64_t keys = c->key.batch * c->key.length;
+  const struct {
+    const char *name;
+    const void *data;
+    int64_t elements;
+    size_t element_bytes;
+  } arrays[] = {{"the query norm", w->query_norm, heads * k->head_size, sizeof(float)},
+                {"the key norm", w->key_norm, kv_heads * k->head_size, sizeof(float)},
+                {"the layer's sinks", w->sinks, k->n_heads, sizeof(float)},
+                {"rope_cos", k->rope_cos, turns, sizeof(float)},
+                {"rope_sin", k->rope_sin, turns, sizeof(float)},
+                {"cache_entries", a->cache_entries, a->batch, sizeof(int64_t)},
+                {"new_lengths", a->new_lengths, a->batch, sizeof(int64_t)},
+                {"query_positions", a->query_positions, queries, sizeof(int64_t)},
+                {"key_positions", a->key_positions, keys, sizeof(int64_t)}};
+  mha_status status = MHA_OK;
+  for (size_t i = 0; !status && i < sizeof arrays / sizeof *arrays; i++)
+    status = mha_ranges_add(&c->call.ranges, arrays[i].name, arrays[i].data, arrays[i].elements,
+                            arrays[i].element_bytes, false, error);
+  return status;
 }
 
 /* Shape of one of the workspace's dense buffers. */
@@ -144,17 +212,127 @@ static mha_rows_shape dense(int64_t entries, int64_t L, int64_t width) {
   return shape;
 }
 
-mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
+static void shape_buffers(mha_layer_call *c) {
   const mha_weights *w = c->weights;
-  const mha_visibility *v = &c->call.core.visibility;
-  const mha_call_size size = mha_call_size_of(&c->call);
-  const mha_status status = mha_context_workspace(c->context, w, &size, &c->workspace, error);
+  c->q = dense(c->query.batch, c->query.length, w->query.out);
+  c->k = dense(c->key.batch, c->key.length, w->key.out);
+  c->v = dense(c->value.batch, c->value.length, w->value.out);
+  c->concat = dense(c->query.batch, c->query.length, w->output.in);
+}
+
+/* ---- positions ---- */
+
+static mha_status check_key_positions(const mha_layer_call *c, bool key_is_query,
+                                      mha_error *error) {
+  if ((key_is_query || !c->append) && (c->args.key_positions || c->args.key_position != 0))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "%s is given without a key; rule: keys then have the queries' positions",
+                    c->args.key_positions ? "key_positions" : "key_position");
+  return MHA_OK;
+}
+
+/* Q and K as they are prepared after their projection. */
+static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error *error) {
+  const mha_forward_args *a = &c->args;
+  const mha_weights *w = c->weights;
+  const mha_preparing q = {.weights = w,
+                           .visibility = &c->call.core.visibility,
+                           .norm = w->query_norm,
+                           .heads = w->config.n_heads,
+                           .shape = c->q,
+                           .live = mha_layer_live_queries(c),
+                           .positions = {"query", a->query_positions, a->query_position}};
+  const mha_positions own = {"key", a->key_positions, a->key_position};
+  c->prepare_q = q;
+  c->prepare_k = q;
+  c->prepare_k.norm = w->key_norm;
+  c->prepare_k.heads = w->config.n_kv_heads;
+  c->prepare_k.shape = c->k;
+  c->prepare_k.cached = c->call.core.visibility.cached;
+  c->prepare_k.live = mha_layer_live_keys(c);
+  c->prepare_k.keys = true;
+  if (!key_is_query)
+    c->prepare_k.positions = own;
+  mha_status status = check_key_positions(c, key_is_query, error);
+  if (!status && c->attends)
+    status = mha_prepare_check(&c->prepare_q, error);
+  if (!status && c->append)
+    status = mha_prepare_check(&c->prepare_k, error);
+  return status;
+}
+
+/* ---- the call ---- */
+
+/* The arguments as they are, before anything of them is followed. */
+static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mha_attention *rules,
+                            mha_error *error) {
+  mha_forward_args *a = &c->args;
+  mha_status status = mha_read_struct(a, sizeof *a, sizeof *a, given, "args", error);
+  if (!status)
+    status = check_cache_args(a, error);
+  if (!status)
+    status =
+        mha_call_read_rules(rules, a->cache_mode == MHA_CACHE_APPEND ? NULL : a->attention, error);
+  if (!status)
+    status = check_sizes(a, error);
+  c->append = a->cache_mode != MHA_CACHE_ATTEND;
+  c->attends = a->cache_mode != MHA_CACHE_APPEND;
+  return status;
+}
+
+mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error) {
+  mha_attention rules;
+  mha_forward_args *a = &c->args;
+  const mha_config *w = &c->weights->config;
+  const mha_core_defaults defaults = {c->weights->scale, w->softcap, c->weights->sinks};
+  mha_core *core = &c->call.core;
+  mha_status status = read_args(c, given, &rules, error);
   if (status)
     return status;
-  c->q = dense(c->query.batch, v->Lq, w->query.out);
-  c->k = dense(c->key.batch, v->Lk, w->key.out);
-  c->v = dense(c->value.batch, v->Lk, w->value.out);
-  c->concat = dense(c->query.batch, v->Lq, w->output.in);
+  const bool key_is_query = c->append && !a->key;
+  if (c->append)
+    status = default_inputs(a, c->weights, error);
+  if (!c->attends)
+    a->query_length = 0;
+  core->visibility.B = a->batch;
+  core->visibility.H = w->n_heads;
+  core->visibility.Lq = a->query_length;
+  core->visibility.Lk = a->key_length;
+  core->G = w->n_kv_heads;
+  core->d = w->head_size;
+  core->dv = w->value_head_size;
+  if (!status && a->cache)
+    status = read_cache(c, error);
+  if (!status)
+    status = add_arrays(c, rules.query_starts ? a->batch > 0 : a->batch, error);
+  if (!status)
+    status = add_weights(c, error);
+  if (!status)
+    status = add_vectors(c, error);
+  if (!status)
+    status = mha_call_apply_rules(&c->call, &rules, key_is_query, &defaults, error);
+  if (status)
+    return status;
+  shape_buffers(c);
+  return read_positions(c, key_is_query, error);
+}
+
+bool mha_layer_has_work(const mha_layer_call *c) {
+  return c->args.batch > 0 && (c->args.query_length > 0 || (c->in_cache && c->key.length > 0));
+}
+
+mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
+  const mha_call_size size = mha_call_size_of(&c->call);
+  const mha_status status =
+      mha_context_workspace(c->context, c->weights, &size, &c->workspace, error);
+  if (status)
+    return status;
+  if (c->in_cache) {
+    c->workspace.k = c->args.cache->keys;
+    c->workspace.v = c->args.cache->values;
+  }
+  c->prepare_q.data = c->workspace.q;
+  c->prepare_k.data = c->workspace.k;
   mha_call_use_workspace(&c->call, &c->workspace);
   return MHA_OK;
 }
@@ -163,12 +341,14 @@ mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
 
 mha_live_rows mha_layer_live_queries(const mha_layer_call *c) {
   const mha_visibility *v = &c->call.core.visibility;
-  const mha_live_rows live = {v->query_lengths, v->query_starts ? v->query_starts[v->B] : v->Lq};
+  const mha_live_rows live = {v->cached ? v->cached->new_lengths : v->query_lengths,
+                              v->query_starts ? v->query_starts[v->B] : v->Lq};
   return live;
 }
 
 mha_live_rows mha_layer_live_keys(const mha_layer_call *c) {
   const mha_visibility *v = &c->call.core.visibility;
-  const mha_live_rows live = {v->key_lengths, v->key_starts ? v->key_starts[v->B] : v->Lk};
+  const mha_live_rows live = {v->cached ? v->cached->new_lengths : v->key_lengths,
+                              v->key_starts ? v->key_starts[v->B] : c->args.key_length};
   return live;
 }

@@ -2,8 +2,10 @@
 #ifndef MHA_SRC_LAYER_H
 #define MHA_SRC_LAYER_H
 
+#include "cache.h"
 #include "call.h"
 #include "context.h"
+#include "prepare.h"
 #include "project.h"
 #include "weights.h"
 
@@ -14,14 +16,26 @@ typedef struct mha_layer_call {
   mha_rows_shape query, key, value, output; /* the caller's arrays */
   mha_call call;                            /* step 3 */
   mha_workspace workspace;
-  mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense */
+  mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense; k and v: also the new rows of a
+                                     cache, by their extents */
+  bool append, attends;           /* whether keys are projected, and queries */
+  bool in_cache;                  /* args.cache has been entered */
+  mha_cached cached;              /* with a cache */
+  mha_preparing prepare_q, prepare_k;
 } mha_layer_call;
 
-/* Reads and checks everything; weights and context are set. Writes nothing of the caller's. */
+/* Reads and checks everything; weights and context are set. Enters the cache, if there is one: end
+ * with mha_layer_end in any case. Writes nothing of the caller's. */
 mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error);
+
+/* Whether there is anything to compute. */
+bool mha_layer_has_work(const mha_layer_call *c);
 
 /* Takes the scratch from the context, which the caller has entered. */
 mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error);
+
+/* Leaves the cache; if the call succeeded, the new rows count from now on. */
+void mha_layer_end(mha_layer_call *c, bool success);
 
 /* The rows of the inputs that are computed. */
 mha_live_rows mha_layer_live_queries(const mha_layer_call *c);

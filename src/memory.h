@@ -18,6 +18,9 @@ void *mha_memory_allocate(const mha_allocator *allocator, size_t bytes);
 /* Takes back `memory` of `bytes` bytes; NULL is ignored. */
 void mha_memory_release(const mha_allocator *allocator, void *memory, size_t bytes);
 
+/* A hint that rows [rows][columns], row_stride apart, will be read soon. */
+void mha_memory_fetch(const float *data, int64_t rows, int64_t row_stride, int64_t columns);
+
 /* *result = a·b or a + b; false if that overflows or a or b is negative. */
 bool mha_multiply(int64_t a, int64_t b, int64_t *result);
 bool mha_add(int64_t a, int64_t b, int64_t *result);

@@ -62,13 +62,13 @@ typedef struct observation {
   int64_t tiles; /* query tiles per entry */
 } observation;
 
-/* Queries [i, i + rows) of entry b, of which `live` are within the entry's length; one head. */
+/* A block of queries as the core takes it, of which `live` of each head are within the entry's
+ * length; its scores are scratch for one key tile. */
 typedef struct observed_tile {
   const mha_core *core;
-  int64_t b, h, i, rows, live;
+  mha_block block;
+  int64_t live;
   mha_stage stage;
-  float *scores; /* [rows][stride], scratch for one key tile */
-  int64_t stride;
 } observed_tile;
 
 /* What a hidden key shows. */
@@ -80,23 +80,24 @@ static bool shows_hidden_scores(mha_stage stage) {
   return stage == MHA_STAGE_SCALED || stage == MHA_STAGE_CAPPED;
 }
 
-/* The keys for which row r shows a number, not the value of a hidden key. */
+/* The keys for which query r of the block shows a number, not the value of a hidden key. */
 static mha_range shown_keys(const observed_tile *t, int64_t r) {
   const mha_visibility *v = &t->core->visibility;
+  const mha_block *q = &t->block;
+  const mha_range none = {0, 0};
   if (!shows_hidden_scores(t->stage))
-    return mha_visible_keys(v, t->b, t->i + r);
-  const mha_range all = {0, t->i + r < mha_query_count(v, t->b) ? mha_key_count(v, t->b) : 0};
-  return all;
+    return mha_visible_keys(v, q->b, q->i + r);
+  return q->i + r < mha_query_count(v, q->b) ? mha_present_keys(v, q->b) : none;
 }
 
-static void weights_from_scores(const observed_tile *t, int64_t r, float *row, int64_t n) {
-  const int64_t index = mha_core_row_index(t->core, t->b, t->h, t->i + r);
-  const float max = t->core->row_max[index];
+static void weights_from_scores(const mha_core *core, int64_t h, int64_t index, float *row,
+                                int64_t n) {
+  const float max = core->row_max[index];
   if (max == -INFINITY) { /* an empty row, though a range of keys was left to it */
     memset(row, 0, (size_t)n * sizeof *row);
     return;
   }
-  const float sum = mha_core_denominator(t->core, t->h, max, t->core->row_sum[index]);
+  const float sum = mha_core_denominator(core, h, max, core->row_sum[index]);
   if (isnan(sum)) { /* a NaN or +inf score: every visible weight is NaN, hidden ones stay 0 */
     for (int64_t j = 0; j < n; j++)
       row[j] = row[j] == -INFINITY ? 0.0f : NAN;
@@ -106,58 +107,87 @@ static void weights_from_scores(const observed_tile *t, int64_t r, float *row, i
   mha_row_scale(row, n, 1.0f / sum);
 }
 
-/* Brings scaled scores to the stage asked for. */
-static void advance_to_stage(const observed_tile *t, int64_t r, mha_range keys, float *row) {
+/* Brings scaled scores of head h and query i to the stage asked for. */
+static void advance_to_stage(const observed_tile *t, int64_t h, int64_t i, mha_range keys,
+                             float *row) {
+  const mha_core *core = t->core;
+  const int64_t b = t->block.b;
   const int64_t n = keys.end - keys.begin;
   if (t->stage == MHA_STAGE_SCALED)
     return;
-  if (t->core->softcap > 0.0f)
-    mha_row_softcap(row, n, t->core->softcap);
+  if (core->softcap > 0.0f)
+    mha_row_softcap(row, n, core->softcap);
   if (t->stage == MHA_STAGE_CAPPED)
     return;
-  mha_visibility_apply(&t->core->visibility, t->b, t->h, t->i + r, keys, row);
+  mha_visibility_apply(&core->visibility, b, h, i, keys, row);
   if (t->stage == MHA_STAGE_WEIGHTS)
-    weights_from_scores(t, r, row, n);
+    weights_from_scores(core, h, mha_core_row_index(core, b, h, i), row, n);
 }
 
-/* Receives the numbers of row r for `keys`. */
-static void deliver(const observed_tile *t, int64_t r, mha_range keys, const float *row,
-                    float *into, bool add) {
-  const int64_t Lk = t->core->visibility.Lk;
-  float *to = into + r * Lk + keys.begin;
-  const float share = 1.0f / (float)t->core->visibility.H;
-  for (int64_t j = 0; j < keys.end - keys.begin; j++)
-    to[j] = add ? to[j] + share * row[j] : row[j];
-}
+/* Where the weights go: written to [heads][Lq][Lk] or, as each head's share, added to [Lq][Lk]. */
+typedef struct delivery {
+  float *into; /* of the block's first head and query */
+  bool add;
+} delivery;
 
-/* Fills rows [rows][Lk] at `into` (or adds the head's share of the average to them). The rows hold
- * the value of a hidden key already. Visible keys are walked as the core walked them, so that the
- * scores have the bits whose maximum the core kept: a score above it would make exp overflow. */
-static mha_status observe_head(const observed_tile *t, float *into, bool add) {
+/* Receives the numbers of head k and query r of the block for `keys`. */
+static void deliver(const observed_tile *t, int64_t k, int64_t r, mha_range keys, const float *row,
+                    const delivery *d) {
   const mha_visibility *v = &t->core->visibility;
-  mha_tile_walk walk = shows_hidden_scores(t->stage) ? mha_walk_everything(v, t->b, t->i, t->live)
-                                                     : mha_walk_visible(v, t->b, t->i, t->live);
-  mha_status status = MHA_OK;
-  while (!status && mha_walk_next(&walk)) {
-    const mha_range keys = walk.keys;
-    const mha_range rows = walk.rows;
-    status = mha_core_scores(t->core, t->b, t->h, t->i + rows.begin, rows.end - rows.begin, keys,
-                             t->scores, t->stride);
-    for (int64_t r = rows.begin; !status && r < rows.end; r++) {
-      const mha_range mine = mha_range_intersect(shown_keys(t, r), keys);
+  float *to = d->into + ((d->add ? 0 : k * v->Lq) + r) * v->Lk + keys.begin;
+  const float share = 1.0f / (float)v->H;
+  for (int64_t j = 0; j < keys.end - keys.begin; j++)
+    to[j] = d->add ? to[j] + share * row[j] : row[j];
+}
+
+/* One key tile, for the block's queries `rows`. */
+static mha_status observe_tile(const observed_tile *t, mha_range rows, mha_range keys,
+                               const delivery *d) {
+  mha_block tile = t->block;
+  tile.i += rows.begin;
+  tile.n = rows.end - rows.begin;
+  const mha_status status = mha_core_scores(t->core, &tile, keys);
+  for (int64_t k = 0; !status && k < tile.heads; k++)
+    for (int64_t r = 0; r < tile.n; r++) {
+      const mha_range mine = mha_range_intersect(shown_keys(t, rows.begin + r), keys);
       if (mha_range_is_empty(mine))
         continue;
-      float *row = t->scores + (r - rows.begin) * t->stride + (mine.begin - keys.begin);
-      advance_to_stage(t, r, mine, row);
-      deliver(t, r, mine, row, into, add);
+      float *row = tile.scores + (k * tile.n + r) * tile.score_stride + (mine.begin - keys.begin);
+      advance_to_stage(t, tile.h + k, tile.i + r, mine, row);
+      deliver(t, k, rows.begin + r, mine, row, d);
     }
-  }
+  return status;
+}
+
+/* Fills in the rows of a block, which hold the value of a hidden key already. Visible keys are
+ * walked as the core walked them, so that the scores have the bits whose maximum the core kept: a
+ * score above it would make exp overflow. */
+static mha_status observe_block(const observed_tile *t, const delivery *d) {
+  const mha_core *core = t->core;
+  const mha_block *q = &t->block;
+  mha_tile_walk walk = shows_hidden_scores(t->stage)
+                           ? mha_walk_everything(&core->visibility, &core->cut, q->b, q->i, t->live)
+                           : mha_walk_visible(&core->visibility, &core->cut, q->b, q->i, t->live);
+  mha_status status = MHA_OK;
+  while (!status && mha_walk_next(&walk))
+    status = observe_tile(t, walk.rows, walk.keys, d);
   return status;
 }
 
 static void fill(float *to, int64_t n, float value) {
   for (int64_t j = 0; j < n; j++)
     to[j] = value;
+}
+
+/* The block's heads into the weights, each [Lq][Lk]. */
+static mha_status observe_weights(observed_tile *t, const mha_results *results) {
+  const mha_visibility *v = &t->core->visibility;
+  const mha_block *q = &t->block;
+  const delivery d = {results->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
+  t->stage = results->stage;
+  for (int64_t k = 0; k < q->heads; k++)
+    fill(d.into + k * v->Lq * v->Lk, q->n * v->Lk, hidden_value(t->stage));
+  return observe_block(t, &d);
 }
 
 /* One task: a tile of queries of one entry, all heads in order, so that the average always adds up
@@ -167,28 +197,26 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = o->core;
   const mha_visibility *v = &core->visibility;
   const mha_results *results = o->results;
-  observed_tile t = {.core = core, .b = index / o->tiles};
-  t.i = index % o->tiles * MHA_QUERY_TILE;
-  t.rows = mha_min(v->Lq - t.i, MHA_QUERY_TILE);
-  t.live = mha_min(mha_query_count(v, t.b) - t.i, t.rows);
-  t.scores = (float *)(void *)(core->scratch + (size_t)worker * core->scratch_bytes);
-  t.stride = mha_min(v->Lk, MHA_KEY_TILE);
-  const int64_t cells = t.rows * v->Lk;
-  float *average = results->average ? results->average + (t.b * v->Lq + t.i) * v->Lk : NULL;
-  if (average)
-    fill(average, cells, 0.0f);
+  observed_tile t = {.core = core, .block = {.b = index / o->tiles}};
+  mha_block *q = &t.block;
+  q->i = index % o->tiles * core->cut.queries;
+  q->n = mha_min(v->Lq - q->i, core->cut.queries);
+  q->scores = (float *)(void *)(core->scratch + (size_t)worker * core->scratch_bytes);
+  q->score_stride = mha_min(mha_key_span(v), core->cut.tile_keys);
+  t.live = mha_min(mha_query_count(v, q->b) - q->i, q->n);
+  delivery average = {NULL, true};
+  if (results->average)
+    average.into = results->average + (q->b * v->Lq + q->i) * v->Lk;
+  if (average.into)
+    fill(average.into, q->n * v->Lk, 0.0f);
   mha_status status = MHA_OK;
-  for (t.h = 0; !status && t.h < v->H; t.h++) {
-    if (results->weights) {
-      float *into = results->weights + ((t.b * v->H + t.h) * v->Lq + t.i) * v->Lk;
-      t.stage = results->stage;
-      fill(into, cells, hidden_value(t.stage));
-      status = observe_head(&t, into, false);
-    }
-    if (!status && average) {
-      t.stage = MHA_STAGE_WEIGHTS;
-      status = observe_head(&t, average, true);
-    }
+  for (q->h = 0; !status && q->h < v->H; q->h += q->heads) {
+    q->heads = mha_min(core->cut.heads, v->H - q->h);
+    if (results->weights)
+      status = observe_weights(&t, results);
+    t.stage = MHA_STAGE_WEIGHTS;
+    if (!status && average.into)
+      status = observe_block(&t, &average);
   }
   return status;
 }
@@ -200,7 +228,7 @@ mha_status mha_observe(const mha_core *core, const mha_results *results,
     write_log_sum_exp(core, results->log_sum_exp);
   if (!results->weights && !results->average)
     return MHA_OK;
-  observation o = {core, results, (v->Lq + MHA_QUERY_TILE - 1) / MHA_QUERY_TILE};
+  observation o = {core, results, (v->Lq + core->cut.queries - 1) / core->cut.queries};
   const mha_task_list list = {.work = observe_task,
                               .job = &o,
                               .n_tasks = v->B * o.tiles,

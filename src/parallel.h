@@ -13,6 +13,9 @@ typedef struct mha_threads {
   void *user;
 } mha_threads;
 
+/* Reading a number from memory takes as long as this many operations of a large product. */
+#define MHA_OPERATIONS_PER_READ 16.0
+
 /* One task of a job. worker, in [0, threads.n), is nobody else's while the task runs: it picks the
  * scratch. Returns MHA_OK or what went wrong. */
 typedef mha_status mha_work(void *job, int64_t index, int32_t worker);

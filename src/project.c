@@ -56,7 +56,8 @@ static int64_t choose_columns(int64_t columns, int64_t row_panels) {
 
 static cut make_cut(const mha_projecting *p) {
   cut c = {.p = p};
-  c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) && is_evenly_spaced(&p->y_shape);
+  c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
+             (p->cached ? p->x_shape.batch == 1 : is_evenly_spaced(&p->y_shape));
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
   c.row_panels = divide_up(c.run_rows, MHA_PANEL_ROWS);
@@ -71,7 +72,10 @@ static int64_t task_count(const cut *c) {
 
 static double operation_count(const cut *c) {
   const mha_projection *w = c->p->projection;
-  return 2.0 * (double)c->runs * (double)c->run_rows * (double)w->in * (double)w->out;
+  const double rows = (double)c->runs * (double)c->run_rows;
+  const double per_element = 2.0 * rows;
+  const double least = rows > 0 ? MHA_OPERATIONS_PER_READ : 0.0;
+  return (per_element > least ? per_element : least) * (double)w->in * (double)w->out;
 }
 
 /* ---- one panel ---- */
@@ -81,13 +85,14 @@ typedef struct panel {
   const mha_projecting *p;
   const float *x;
   float *y;
+  int64_t y_stride;
   int64_t rows, column, columns;
 } panel;
 
 static void add_bias(const panel *q) {
   const float *bias = q->p->projection->bias;
   for (int64_t r = 0; bias && r < q->rows; r++) {
-    float *y = q->y + r * q->p->y_shape.row_stride;
+    float *y = q->y + r * q->y_stride;
     for (int64_t c = 0; c < q->columns; c++)
       y[c] += bias[q->column + c];
   }
@@ -96,7 +101,7 @@ static void add_bias(const panel *q) {
 static void set_bias(const panel *q) {
   const float *bias = q->p->projection->bias;
   for (int64_t r = 0; r < q->rows; r++) {
-    float *y = q->y + r * q->p->y_shape.row_stride;
+    float *y = q->y + r * q->y_stride;
     if (bias)
       memcpy(y, bias + q->column, (size_t)q->columns * sizeof *y);
     else
@@ -115,7 +120,7 @@ static void start_from_bias(const panel *q) {
 static void add_identity(const panel *q) {
   for (int64_t r = 0; r < q->rows; r++) {
     const float *x = q->x + r * q->p->x_shape.row_stride + q->column;
-    float *y = q->y + r * q->p->y_shape.row_stride;
+    float *y = q->y + r * q->y_stride;
     for (int64_t c = 0; c < q->columns; c++)
       y[c] += x[c];
   }
@@ -126,7 +131,7 @@ static mha_status add_product(const panel *q, bool onto_nothing) {
   const mha_view x = mha_view_rows(q->x, q->rows, w->in, q->p->x_shape.row_stride);
   const mha_view matrix = {w->matrix, w->in, w->out, w->in_stride, w->out_stride};
   return mha_blas_multiply(1.0f, x, mha_view_columns(matrix, q->column, q->columns),
-                           onto_nothing ? 0.0f : 1.0f, q->y, q->p->y_shape.row_stride);
+                           onto_nothing ? 0.0f : 1.0f, q->y, q->y_stride);
 }
 
 static mha_status project_panel(const panel *q) {
@@ -153,7 +158,14 @@ static const cut *find_cut(const project_job *job, int64_t index) {
 static int64_t live_rows(const cut *c, int64_t run) {
   if (c->merged)
     return c->p->x_shape.batch == 1 ? c->p->live.limit : c->run_rows;
-  return c->p->live.counts ? c->p->live.counts[run] : c->run_rows;
+  return c->p->live.counts ? mha_min(c->p->live.counts[run], c->run_rows) : c->run_rows;
+}
+
+/* Where a row of a run goes. */
+static float *row_place(const mha_projecting *p, int64_t run, int64_t row) {
+  if (p->cached)
+    return p->y + mha_cached_place(p->cached, run, row) * p->projection->out;
+  return p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride;
 }
 
 static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, int64_t column) {
@@ -162,12 +174,29 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
   const panel q = {
       .p = p,
       .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
-      .y = p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride + column,
+      .y = row_place(p, run, row) + column,
+      .y_stride = p->cached ? p->projection->out : p->y_shape.row_stride,
       .rows = rows,
       .column = column,
       .columns = mha_min(left, c->panel_columns),
   };
   return q;
+}
+
+/* Rows [row, end) of a run that are computed; those of a ring in up to two panels. */
+static mha_status project_rows(const cut *c, int64_t run, int64_t row, int64_t end,
+                               int64_t column) {
+  const mha_cached *cached = c->p->cached;
+  mha_status status = MHA_OK;
+  while (!status && row < end) {
+    int64_t rows = end - row;
+    if (cached)
+      rows = mha_min(rows, mha_cached_run(cached, mha_cached_before(cached, run) + row));
+    const panel q = make_panel(c, run, row, rows, column);
+    status = project_panel(&q);
+    row += rows;
+  }
+  return status;
 }
 
 static mha_status project_task(void *argument, int64_t index, int32_t worker) {
@@ -181,11 +210,7 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   const int64_t end = mha_min(row + MHA_PANEL_ROWS, c->run_rows);
   const int64_t live = live_rows(c, run);
   const int64_t live_end = mha_max(row, mha_min(live, end));
-  mha_status status = MHA_OK;
-  if (live_end > row) {
-    const panel q = make_panel(c, run, row, live_end - row, column);
-    status = project_panel(&q);
-  }
+  const mha_status status = project_rows(c, run, row, live_end, column);
   if (c->p->fill && end > live_end) {
     const panel rest = make_panel(c, run, live_end, end - live_end, column);
     start_from_bias(&rest);

@@ -3,11 +3,12 @@
 #define MHA_SRC_PROJECT_H
 
 #include "arguments.h"
+#include "cached.h"
 #include "parallel.h"
 #include "weights.h"
 
-/* Rows that are computed: counts[b] of each entry where there are counts, and none from `limit` on,
- * where packed input ends with its last sequence. */
+/* Rows that are computed: at most counts[b] of each entry where there are counts, and none from
+ * `limit` on, where packed input ends with its last sequence. */
 typedef struct mha_live_rows {
   const int64_t *counts; /* [B] or NULL */
   int64_t limit;
@@ -20,8 +21,10 @@ typedef struct mha_projecting {
   float *y;       /* [B][L][out] */
   mha_rows_shape x_shape, y_shape;
   mha_live_rows live;
-  bool accumulate; /* y += x·W + b */
-  bool fill;       /* rows that are not live count as x = 0: they become b */
+  const mha_cached *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
+                               entry's rows go behind those that it has; y_shape is not used */
+  bool accumulate;          /* y += x·W + b */
+  bool fill;                /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
 
 /* Runs n projections as one list of panels. Panels are cut by shape alone. */

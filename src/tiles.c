@@ -1,17 +1,57 @@
-/* Owns the walk over key tiles. Keys that every query of the tile sees are walked in large tiles;
- * before and behind them lie the steps of a causal mask or a window, walked in narrow tiles by only
- * the queries that see any of it. */
+/* Owns the cut of step 3 and the walk over key tiles. Many queries: keys that every query of the
+ * tile sees are walked in large tiles; before and behind them lie the steps of a causal mask or a
+ * window, walked in narrow tiles by only the queries that see any of it. Few queries: the keys of
+ * an entry lie on a grid of tiles, of which each part of the entry takes a fixed number. */
 #include "tiles.h"
 
 #include "memory.h"
 #include "softmax.h"
 
+/* ---- the cut ---- */
+
+static int64_t divide_up(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
+
+static bool is_few(int64_t Lq, int64_t span, bool packed) {
+  return !packed && Lq > 0 && Lq <= MHA_FEW_QUERIES && span / MHA_FEW_RATIO >= Lq;
+}
+
+static int64_t part_keys(int64_t span) {
+  return divide_up(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) * MHA_PART_TILE;
+}
+
+/* One more than divides the span, since visible keys may begin within a part. */
+int64_t mha_cut_parts(int64_t Lq, int64_t span, bool packed) {
+  return is_few(Lq, span, packed) ? divide_up(span, part_keys(span)) + 1 : 0;
+}
+
+mha_cut mha_cut_call(const mha_cut_sizes *s) {
+  if (!is_few(s->Lq, s->span, s->packed)) {
+    const mha_cut many = {false, 1, MHA_QUERY_TILE, MHA_KEY_TILE, MHA_KEY_TILE, 1, 0};
+    return many;
+  }
+  const int64_t width = mha_max(s->d, s->dv);
+  const int64_t groups = mha_min(mha_max(MHA_STRIP_FLOATS / width, 1), s->G);
+  const mha_cut cut = {.few = true,
+                       .heads = groups * (s->H / s->G),
+                       .queries = s->Lq,
+                       .tile_keys = MHA_PART_TILE,
+                       .product_keys = mha_min(mha_max(MHA_PIECE_FLOATS / width, 4), MHA_PART_TILE),
+                       .parts = mha_cut_parts(s->Lq, s->span, s->packed),
+                       .part_keys = part_keys(s->span)};
+  return cut;
+}
+
+/* ---- the walk ---- */
+
 static int64_t clip(int64_t x, mha_range to) {
   return mha_max(to.begin, mha_min(x, to.end));
 }
 
-mha_tile_walk mha_walk_visible(const mha_visibility *v, int64_t b, int64_t i, int64_t n) {
-  mha_tile_walk walk = {.visibility = v, .b = b, .i = i, .n = n};
+mha_tile_walk mha_walk_visible(const mha_visibility *v, const mha_cut *cut, int64_t b, int64_t i,
+                               int64_t n) {
+  mha_tile_walk walk = {.visibility = v, .cut = cut, .b = b, .i = i, .n = n};
   if (n <= 0)
     return walk;
   const mha_range first = mha_visible_keys(v, b, i);
@@ -30,23 +70,49 @@ mha_tile_walk mha_walk_visible(const mha_visibility *v, int64_t b, int64_t i, in
   return walk;
 }
 
-mha_tile_walk mha_walk_everything(const mha_visibility *v, int64_t b, int64_t i, int64_t n) {
-  mha_tile_walk walk = {.visibility = v, .b = b, .i = i, .n = n, .everything = true};
-  walk.all.end = walk.common.end = n > 0 ? mha_key_count(v, b) : 0;
+/* Parts are counted from the one in which the first query's keys begin: what lies before is seen by
+ * nobody, however long a ring's sequence has become. */
+mha_tile_walk mha_walk_part(const mha_visibility *v, const mha_cut *cut, int64_t b, int64_t i,
+                            int64_t n, int64_t part) {
+  mha_tile_walk walk = mha_walk_visible(v, cut, b, i, n);
+  const int64_t first = walk.all.begin / cut->part_keys + part;
+  const mha_range keys = {first * cut->part_keys, (first + 1) * cut->part_keys};
+  walk.all = mha_range_intersect(walk.all, keys);
+  walk.keys.end = walk.all.begin;
   return walk;
+}
+
+mha_tile_walk mha_walk_everything(const mha_visibility *v, const mha_cut *cut, int64_t b, int64_t i,
+                                  int64_t n) {
+  mha_tile_walk walk = {.visibility = v, .cut = cut, .b = b, .i = i, .n = n, .everything = true};
+  if (n > 0)
+    walk.all = walk.common = mha_present_keys(v, b);
+  walk.keys.end = walk.all.begin;
+  return walk;
+}
+
+/* Where the next line of a grid of `step` lies behind `begin`. */
+static int64_t next_line(int64_t begin, int64_t step) {
+  return begin - begin % step + step;
 }
 
 /* The tile that begins at `begin`; empty behind the last. */
 static mha_range tile_at(const mha_tile_walk *walk, int64_t begin) {
+  const mha_cached *cached = walk->visibility->cached;
   int64_t limit = walk->all.end;
-  int64_t size = MHA_EDGE_TILE;
-  if (begin < walk->common.begin) {
+  int64_t end = begin + MHA_EDGE_TILE;
+  if (walk->cut->few) {
+    end = next_line(begin, walk->cut->tile_keys);
+  } else if (begin < walk->common.begin) {
     limit = walk->common.begin;
   } else if (begin < walk->common.end) {
     limit = walk->common.end;
-    size = MHA_KEY_TILE;
+    end = begin + walk->cut->tile_keys;
   }
-  const mha_range keys = {begin, mha_min(begin + size, limit)};
+  /* the row behind a ring's last is its first */
+  if (cached && cached->ring)
+    limit = mha_min(limit, next_line(begin, cached->capacity));
+  const mha_range keys = {begin, mha_min(end, limit)};
   return keys;
 }
 

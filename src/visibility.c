@@ -39,22 +39,39 @@ static mha_status check_starts(const int64_t *starts, int64_t n, int64_t rows, c
   return MHA_OK;
 }
 
-static mha_status refuse_with_packed(const mha_attention *rules, mha_error *error) {
-  const struct {
-    const void *pointer;
-    const char *name;
-  } excluded[] = {{rules->query_lengths, "query_lengths"},
-                  {rules->key_lengths, "key_lengths"},
-                  {rules->attend.data, "attend"},
-                  {rules->bias.data, "bias"},
-                  {rules->weights, "weights"},
-                  {rules->average, "average"}};
-  for (size_t k = 0; k < sizeof excluded / sizeof *excluded; k++)
+/* A rule that does not go together with another. */
+typedef struct exclusion {
+  const void *pointer;
+  const char *name;
+} exclusion;
+
+static mha_status refuse(const exclusion *excluded, size_t n, const char *reason,
+                         mha_error *error) {
+  for (size_t k = 0; k < n; k++)
     if (excluded[k].pointer)
-      return mha_fail(error, MHA_ERROR_UNSUPPORTED,
-                      "%s is given together with query_starts; rule: not with packed input",
-                      excluded[k].name);
+      return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s is given together with %s",
+                      excluded[k].name, reason);
   return MHA_OK;
+}
+
+static mha_status refuse_with_packed(const mha_attention *rules, mha_error *error) {
+  const exclusion excluded[] = {{rules->query_lengths, "query_lengths"},
+                                {rules->key_lengths, "key_lengths"},
+                                {rules->attend.data, "attend"},
+                                {rules->bias.data, "bias"},
+                                {rules->weights, "weights"},
+                                {rules->average, "average"}};
+  return refuse(excluded, sizeof excluded / sizeof *excluded,
+                "query_starts; rule: not with packed input", error);
+}
+
+static mha_status refuse_with_cache(const mha_attention *rules, mha_error *error) {
+  const exclusion excluded[] = {{rules->query_starts, "query_starts"},
+                                {rules->key_starts, "key_starts"},
+                                {rules->query_lengths, "query_lengths"},
+                                {rules->key_lengths, "key_lengths"}};
+  return refuse(excluded, sizeof excluded / sizeof *excluded,
+                "cache; rule: the cache knows its lengths, new_lengths those of the call", error);
 }
 
 static mha_status init_packed(mha_visibility *v, const mha_attention *rules, bool key_is_query,
@@ -156,10 +173,27 @@ static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, 
   return MHA_OK;
 }
 
+/* The first query of an entry sees the oldest key. */
+static mha_status check_present(const mha_visibility *v, mha_error *error) {
+  for (int64_t b = 0; b < v->B; b++) {
+    const mha_range seen = mha_visible_keys(v, b, 0);
+    if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "query 0 of batch entry %lld sees key %lld, but the ring has dropped the "
+                      "keys below %lld; rule: give the window that the cache was made for",
+                      (long long)b, (long long)seen.begin, (long long)mha_present_keys(v, b).begin);
+  }
+  return MHA_OK;
+}
+
 mha_status mha_visibility_init(mha_visibility *v, const mha_attention *rules, bool key_is_query,
                                mha_error *error) {
   mha_status status = init_alignment(v, rules, error);
-  if (!status && (rules->query_starts || rules->key_starts)) {
+  if (!status && v->cached) {
+    status = refuse_with_cache(rules, error);
+    if (!status)
+      status = check_present(v, error);
+  } else if (!status && (rules->query_starts || rules->key_starts)) {
     status = init_packed(v, rules, key_is_query, error);
   } else if (!status) {
     v->query_lengths = rules->query_lengths;
@@ -223,17 +257,22 @@ int64_t mha_key_start(const mha_visibility *v, int64_t b) {
 int64_t mha_query_count(const mha_visibility *v, int64_t b) {
   if (v->query_starts)
     return v->query_starts[b + 1] - v->query_starts[b];
+  if (v->cached && v->cached->new_lengths)
+    return mha_min(v->cached->new_lengths[b], v->Lq);
   return v->query_lengths ? v->query_lengths[b] : v->Lq;
 }
 
 int64_t mha_key_count(const mha_visibility *v, int64_t b) {
   if (v->key_starts)
     return v->key_starts[b + 1] - v->key_starts[b];
+  if (v->cached)
+    return mha_cached_after(v->cached, b);
   return v->key_lengths ? v->key_lengths[b] : v->Lk;
 }
 
-/* off[b]: key i + off[b] is query i's own. */
-static int64_t own_key_offset(const mha_visibility *v, int64_t b) {
+int64_t mha_own_key_offset(const mha_visibility *v, int64_t b) {
+  if (v->cached && v->cached->append)
+    return mha_cached_before(v->cached, b);
   switch (v->alignment) {
   case MHA_ALIGN_BOTTOM_RIGHT:
     return mha_key_count(v, b) - mha_query_count(v, b);
@@ -242,6 +281,15 @@ static int64_t own_key_offset(const mha_visibility *v, int64_t b) {
   default:
     return 0;
   }
+}
+
+mha_range mha_present_keys(const mha_visibility *v, int64_t b) {
+  const mha_range keys = {v->cached ? mha_cached_first(v->cached, b) : 0, mha_key_count(v, b)};
+  return keys;
+}
+
+int64_t mha_key_span(const mha_visibility *v) {
+  return v->cached && v->cached->ring ? mha_min(v->Lk, v->cached->capacity) : v->Lk;
 }
 
 /* a + b, or the border that it crosses: beyond every length either way. */
@@ -259,7 +307,7 @@ mha_range mha_visible_keys(const mha_visibility *v, int64_t b, int64_t i) {
   mha_range keys = {0, count};
   if (i >= mha_query_count(v, b))
     return none;
-  const int64_t off = own_key_offset(v, b);
+  const int64_t off = mha_own_key_offset(v, b);
   /* i joins last: any offset and window, however large, then gives the exact range */
   if (v->left >= 0)
     keys.begin = mha_max(keys.begin, saturating_add(saturating_add(off, -v->left), i));
@@ -285,7 +333,7 @@ void mha_visibility_apply(const mha_visibility *v, int64_t b, int64_t h, int64_t
   /* ALiBi first: a bias of -inf then hides its key whatever the sum was. */
   if (v->alibi_slopes)
     mha_row_add_alibi(scores, n, v->alibi_slopes[h],
-                      (float)((double)(keys.begin - i) - (double)own_key_offset(v, b)));
+                      (float)((double)(keys.begin - i) - (double)mha_own_key_offset(v, b)));
   if (v->bias)
     mha_row_add_bias(scores, v->bias + broadcast_row(&v->bias_strides, b, h, i) + keys.begin, n);
   if (v->attend)

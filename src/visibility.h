@@ -3,6 +3,7 @@
 #define MHA_SRC_VISIBILITY_H
 
 #include "arguments.h"
+#include "cached.h"
 #include "memory.h"
 #include "mha.h"
 
@@ -33,6 +34,7 @@ typedef struct mha_visibility {
   const int64_t *key_lengths;
   const int64_t *query_starts; /* [B+1] or NULL: packed */
   const int64_t *key_starts;
+  const mha_cached *cached; /* the keys are in a cache; NULL = they are not */
   int32_t alignment;
   int64_t offset;
   const int64_t *offsets;
@@ -46,7 +48,9 @@ typedef struct mha_visibility {
 } mha_visibility;
 
 /* Checks what `rules` says of visibility against the sizes and takes it over. B, H, Lq, Lk of
- * `visibility` are set by the caller; key_is_query lets packed keys default to the queries'. */
+ * `visibility` are set by the caller; key_is_query lets packed keys default to the queries'. With a
+ * cache Lk is the largest length after the call; a query that sees a key that a ring has dropped is
+ * MHA_ERROR_LENGTH. */
 mha_status mha_visibility_init(mha_visibility *visibility, const mha_attention *rules,
                                bool key_is_query, mha_error *error);
 
@@ -60,6 +64,15 @@ int64_t mha_query_count(const mha_visibility *visibility, int64_t b);
 int64_t mha_key_count(const mha_visibility *visibility, int64_t b);
 int64_t mha_query_start(const mha_visibility *visibility, int64_t b);
 int64_t mha_key_start(const mha_visibility *visibility, int64_t b);
+
+/* off[b]: key i + off[b] is query i's own. */
+int64_t mha_own_key_offset(const mha_visibility *visibility, int64_t b);
+
+/* Keys of entry b that are in memory: all, but for those that a ring has dropped. */
+mha_range mha_present_keys(const mha_visibility *visibility, int64_t b);
+
+/* The most keys of an entry that are in memory. */
+int64_t mha_key_span(const mha_visibility *visibility);
 
 /* The keys that lengths, causal and window leave to query i of entry b. Both ends lie between 0 and
  * the number of keys and do not decrease with i. */

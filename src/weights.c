@@ -6,6 +6,7 @@
 #include "blas.h"
 #include "error.h"
 #include "memory.h"
+#include "rope.h"
 
 #include <math.h>
 #include <string.h>
@@ -128,7 +129,7 @@ static mha_status derive_config(mha_config *c, const mha_matrices *m, inner_widt
 }
 
 static mha_status check_score_rule(mha_config *c, mha_error *error) {
-  mha_status status = mha_require_flags(c->flags, MHA_SCALE, "config.flags", error);
+  mha_status status = mha_require_flags(c->flags, MHA_SCALE | MHA_READ_FILE, "config.flags", error);
   if (!status && c->flags & MHA_SCALE)
     status = mha_require_finite(c->scale, "config.scale", error);
   if (!status)
@@ -137,6 +138,62 @@ static mha_status check_score_rule(mha_config *c, mha_error *error) {
     status = mha_fail(error, MHA_ERROR_VALUE, "config.softcap is %g; rule: at least 0",
                       (double)c->softcap);
   return status;
+}
+
+/* ---- normalisation, positions, sinks ---- */
+
+static mha_status check_norm(const mha_config *c, const mha_matrices *m, mha_error *error) {
+  if (c->norm < MHA_NORM_NONE || c->norm > MHA_NORM_FULL)
+    return mha_fail(error, MHA_ERROR_VALUE, "config.norm is %d; rule: a value of mha_norm",
+                    (int)c->norm);
+  if (c->norm == MHA_NORM_NONE && (m->query_norm || m->key_norm))
+    return mha_fail(error, MHA_ERROR_WEIGHTS,
+                    "matrices.%s is given without config.norm; rule: norm says over what it runs",
+                    m->query_norm ? "query_norm" : "key_norm");
+  const mha_status status = mha_require_finite(c->norm_epsilon, "config.norm_epsilon", error);
+  if (!status && c->norm != MHA_NORM_NONE && !(c->norm_epsilon > 0.0f))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "config.norm_epsilon is %g; rule: greater than 0 where norm is set",
+                    (double)c->norm_epsilon);
+  return status;
+}
+
+static mha_status check_tables(const mha_config *c, mha_error *error) {
+  if (!c->rope_cos != !c->rope_sin)
+    return mha_fail(error, MHA_ERROR_NULL, "config.rope_%s is NULL; rule: both tables or none",
+                    c->rope_cos ? "sin" : "cos");
+  if (c->rope == MHA_ROPE_NONE || !c->rope_cos)
+    return MHA_OK;
+  int64_t elements = 0;
+  const mha_status status =
+      mha_require_at_least(c->rope_positions, 1, "config.rope_positions", error);
+  if (!status && !mha_multiply(c->rope_positions, c->rotary_size / 2, &elements))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "config.rope_positions is %lld with rotary_size %lld; rule: the tables' size "
+                    "must not overflow",
+                    (long long)c->rope_positions, (long long)c->rotary_size);
+  return status;
+}
+
+/* Fills in rotary_size and rope_base; d is known. */
+static mha_status derive_rope(mha_config *c, mha_error *error) {
+  if (c->rope < MHA_ROPE_NONE || c->rope > MHA_ROPE_INTERLEAVED)
+    return mha_fail(error, MHA_ERROR_VALUE, "config.rope is %d; rule: a value of mha_rope",
+                    (int)c->rope);
+  if (!isfinite(c->rope_base) || c->rope_base < 0.0)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "config.rope_base is %g; rule: finite and greater than 0, or 0 = 10000",
+                    c->rope_base);
+  if (c->rope != MHA_ROPE_NONE) {
+    derive(&c->rotary_size, c->head_size);
+    if (c->rope_base == 0.0)
+      c->rope_base = 10000.0;
+  }
+  if (c->rotary_size < 0 || c->rotary_size > c->head_size || c->rotary_size % 2 != 0)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "config.rotary_size is %lld; rule: even and at most the head size, %lld",
+                    (long long)c->rotary_size, (long long)c->head_size);
+  return check_tables(c, error);
 }
 
 /* ---- matrices ---- */
@@ -204,9 +261,21 @@ static void set_projection(const matrix_entry *e, int32_t orientation, const flo
   *e->projection = p;
 }
 
-static void borrow(const matrix_entry entries[N_MATRICES], int32_t orientation) {
+/* A vector of the layer that belongs to no matrix. */
+typedef struct vector_entry {
+  const float *data; /* NULL = absent */
+  int64_t n;
+  const float **place; /* in the layer */
+} vector_entry;
+
+#define N_VECTORS 3
+
+static void borrow(const matrix_entry entries[N_MATRICES], const vector_entry vectors[N_VECTORS],
+                   int32_t orientation) {
   for (int k = 0; k < N_MATRICES; k++)
     set_projection(&entries[k], orientation, entries[k].data, entries[k].bias, entries[k].ld);
+  for (int k = 0; k < N_VECTORS; k++)
+    *vectors[k].place = vectors[k].data;
 }
 
 static void copy_matrix(const matrix_entry *e, int32_t orientation, char *base,
@@ -227,8 +296,30 @@ static void copy_matrix(const matrix_entry *e, int32_t orientation, char *base,
   set_projection(e, orientation, data, bias, columns);
 }
 
+static void list_vectors(vector_entry vectors[N_VECTORS], mha_weights *layer,
+                         const mha_matrices *m) {
+  const mha_config *c = &layer->config;
+  const bool full = c->norm == MHA_NORM_FULL;
+  const int64_t G = full ? c->n_kv_heads : 1;
+  const int64_t H = full ? c->n_heads : 1;
+  const vector_entry list[N_VECTORS] = {{m->query_norm, H * c->head_size, &layer->query_norm},
+                                        {m->key_norm, G * c->head_size, &layer->key_norm},
+                                        {m->sinks, c->n_heads, &layer->sinks}};
+  memcpy(vectors, list, sizeof list);
+}
+
+static void copy_vector(const vector_entry *e, char *base, mha_layout *layout) {
+  if (!e->data)
+    return;
+  float *data = (void *)(base + mha_layout_add(layout, sizeof *data, e->n, 1, 1));
+  memcpy(data, e->data, (size_t)e->n * sizeof *data);
+  *e->place = data;
+}
+
 /* Bytes of the object and, if they are copied, of the numbers behind it. */
-static mha_layout plan_memory(const matrix_entry entries[N_MATRICES], const mha_matrices *m) {
+static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
+                              const vector_entry vectors[N_VECTORS], const mha_matrices *m,
+                              int64_t frequencies) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(mha_weights), 1, 1, 1);
   for (int k = 0; m->ownership == MHA_COPY && k < N_MATRICES; k++) {
@@ -237,6 +328,10 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES], const mha_
     if (entries[k].bias)
       (void)mha_layout_add(&layout, sizeof(float), entries[k].out, 1, 1);
   }
+  for (int k = 0; m->ownership == MHA_COPY && k < N_VECTORS; k++)
+    if (vectors[k].data)
+      (void)mha_layout_add(&layout, sizeof(float), vectors[k].n, 1, 1);
+  (void)mha_layout_add(&layout, sizeof(double), frequencies, 1, 1);
   return layout;
 }
 
@@ -257,7 +352,15 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
   if (!status)
     status = check_score_rule(&layer->config, error);
   if (!status)
+    status = mha_require_reserved(layer->config.reserved, "config.reserved", error);
+  if (!status)
     status = derive_config(&layer->config, m, &widths, error);
+  if (!status)
+    status = derive_rope(&layer->config, error);
+  if (!status)
+    status = check_norm(&layer->config, m, error);
+  if (!status)
+    status = mha_require_sinks(m->sinks, layer->config.n_heads, "matrices.sinks", error);
   if (status)
     return status;
   list_matrices(entries, layer, m, &widths);
@@ -265,8 +368,10 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
     status = check_matrix(&entries[k], m->orientation, error);
   const mha_config *c = &layer->config;
   layer->scale = c->flags & MHA_SCALE ? c->scale : mha_default_scale(c->head_size);
+  layer->orientation = m->orientation;
   layer->allocator = mha_memory_allocator(c->allocator);
   layer->config.allocator = NULL;
+  layer->config.flags &= ~MHA_READ_FILE;
   return status;
 }
 
@@ -278,7 +383,12 @@ static mha_status create(const mha_config *config, const mha_matrices *matrices,
   const mha_status status = prepare(&layer, &m, entries, config, matrices, error);
   if (status)
     return status;
-  const mha_layout plan = plan_memory(entries, &m);
+  vector_entry vectors[N_VECTORS];
+  list_vectors(vectors, &layer, &m);
+  const int64_t frequencies = layer.config.rope == MHA_ROPE_NONE || layer.config.rope_cos
+                                  ? 0
+                                  : layer.config.rotary_size / 2;
+  const mha_layout plan = plan_memory(entries, vectors, &m, frequencies);
   if (plan.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "the matrices of config and matrices exceed the address space; rule: their "
@@ -291,10 +401,17 @@ static mha_status create(const mha_config *config, const mha_matrices *matrices,
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof layer, 1, 1, 1);
   if (m.ownership == MHA_BORROW)
-    borrow(entries, m.orientation);
-  else
+    borrow(entries, vectors, m.orientation);
+  else {
     for (int k = 0; k < N_MATRICES; k++)
       copy_matrix(&entries[k], m.orientation, memory, &layout);
+    for (int k = 0; k < N_VECTORS; k++)
+      copy_vector(&vectors[k], memory, &layout);
+  }
+  layer.rope_frequencies =
+      (void *)(memory + mha_layout_add(&layout, sizeof(double), frequencies, 1, 1));
+  if (frequencies > 0)
+    mha_rope_frequencies(&layer.config, layer.rope_frequencies);
   memcpy(memory, &layer, sizeof layer);
   *weights = (mha_weights *)(void *)memory;
   atomic_init(&(*weights)->references, 1);

@@ -25,7 +25,11 @@ struct mha_weights {
   atomic_int references;
   mha_config config; /* all sizes derived, allocator NULL */
   float scale;       /* config.scale or 1/√d */
+  int32_t orientation;
   mha_projection query, key, value, output;
+  const float *query_norm, *key_norm; /* as config.norm has them; NULL = ones */
+  const float *sinks;                 /* [H] or NULL */
+  double *rope_frequencies;           /* [rotary_size/2], of positions that are computed */
   mha_backing backing;
   mha_allocator allocator;
   size_t bytes; /* of this object with the copied numbers behind it */

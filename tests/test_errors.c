@@ -318,7 +318,9 @@ static void sizes_and_strides_of_a_layer_call(void **state) {
       NO_ARG(LAYER, output, "output"),
       NO_ARG(LAYER_RULES, query, "query"),
       NO_ARG(LAYER_PACKED, query, "query"),
-      MEMBER(LAYER, args, mha_forward_args, reserved, INT32, 1, 0.0F, MHA_ERROR_VALUE, "reserved"),
+      MEMBER(LAYER, args, mha_forward_args, cache_mode, INT32, 1, 0.0F, MHA_ERROR_NULL, "cache"),
+      MEMBER(LAYER, args, mha_forward_args, cache_mode, INT32, 3, 0.0F, MHA_ERROR_VALUE,
+             "cache_mode"),
   };
   (void)state;
   for (size_t i = 0; i < COUNT(rows); i++)
@@ -669,16 +671,14 @@ static void options_that_are_wrong(void **state) {
 static void shapes_that_are_wrong(void **state) {
   const struct {
     int64_t batch, query_length, key_length, n_heads, value_head_size;
-    int32_t reserved;
     mha_status status;
     const char *word;
-  } rows[] = {{-1, 1, 1, 1, 1, 0, MHA_ERROR_SIZE, "batch"},
-              {1, -1, 1, 1, 1, 0, MHA_ERROR_SIZE, "query_length"},
-              {1, 1, -1, 1, 1, 0, MHA_ERROR_SIZE, "key_length"},
-              {1, 1, 1, 0, 1, 0, MHA_ERROR_SIZE, "n_heads"},
-              {1, 1, 1, 1, 0, 0, MHA_ERROR_SIZE, "value_head_size"},
-              {1, 1, 1, 1, -1, 0, MHA_ERROR_SIZE, "value_head_size"},
-              {1, 1, 1, 1, 1, 1, MHA_ERROR_VALUE, "reserved"}};
+  } rows[] = {{-1, 1, 1, 1, 1, MHA_ERROR_SIZE, "batch"},
+              {1, -1, 1, 1, 1, MHA_ERROR_SIZE, "query_length"},
+              {1, 1, -1, 1, 1, MHA_ERROR_SIZE, "key_length"},
+              {1, 1, 1, 0, 1, MHA_ERROR_SIZE, "n_heads"},
+              {1, 1, 1, 1, 0, MHA_ERROR_SIZE, "value_head_size"},
+              {1, 1, 1, 1, -1, MHA_ERROR_SIZE, "value_head_size"}};
   mha_context *context = NULL;
   (void)state;
   test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
@@ -692,7 +692,6 @@ static void shapes_that_are_wrong(void **state) {
     shape.key_length = rows[i].key_length;
     shape.n_heads = rows[i].n_heads;
     shape.value_head_size = rows[i].value_head_size;
-    shape.reserved = rows[i].reserved;
     test_note("shape %zu", i);
     expect_error(mha_workspace_bytes(context, NULL, &shape, &bytes, &error), rows[i].status, &error,
                  rows[i].word);

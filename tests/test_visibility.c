@@ -86,7 +86,10 @@ static void the_walk_meets_every_visible_pair_once(void **state) {
     for (int64_t b = 0; b < ENTRIES; b++) {
       int met[LQ][LK] = {{0}};
       const int64_t n = mha_query_count(&v, b);
-      mha_tile_walk walk = mha_walk_visible(&v, b, 0, n);
+      const mha_cut_sizes sizes = {
+          .B = ENTRIES, .H = 1, .G = 1, .Lq = LQ, .span = LK, .d = 1, .dv = 1};
+      const mha_cut cut = mha_cut_call(&sizes);
+      mha_tile_walk walk = mha_walk_visible(&v, &cut, b, 0, n);
       while (mha_walk_next(&walk)) {
         bool seen = false;
         assert_true(walk.keys.end - walk.keys.begin <= MHA_KEY_TILE);

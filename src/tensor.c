@@ -1,0 +1,82 @@
+/* Owns the reading of [batch][length][heads][size] tensors: strides, extents, addresses. */
+#include "tensor.h"
+
+#include "blas.h"
+#include "error.h"
+#include "memory.h"
+
+mha_status mha_tensor_make_dense(mha_tensor_shape *s, const char *name, mha_error *error) {
+  s->head_stride = s->size;
+  if (mha_multiply(s->heads, s->size, &s->row_stride) &&
+      mha_multiply(s->length, s->row_stride, &s->batch_stride))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "%s has %lld rows of %lld heads of %lld; rule: the product must not overflow",
+                  name, (long long)s->length, (long long)s->heads, (long long)s->size);
+}
+
+mha_status mha_tensor_check_strides(const mha_tensor_shape *s, const char *name, mha_error *error) {
+  if (s->row_stride < s->size || s->head_stride < 0 || s->batch_stride < 0)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has batch, row and head strides %lld, %lld, %lld; rule: none is negative "
+                    "and the row stride at least the size, %lld",
+                    name, (long long)s->batch_stride, (long long)s->row_stride,
+                    (long long)s->head_stride, (long long)s->size);
+  if (s->row_stride > MHA_BLAS_MAX || s->size > MHA_BLAS_MAX)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has row stride %lld and size %lld; rule: at most %lld, the BLAS's integer",
+                    name, (long long)s->row_stride, (long long)s->size, (long long)MHA_BLAS_MAX);
+  return MHA_OK;
+}
+
+mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_shape *s,
+                                const char *name, const float *data, bool is_output,
+                                mha_error *error) {
+  int64_t batches = 0;
+  int64_t rows = 0;
+  int64_t heads = 0;
+  int64_t elements = 0;
+  if (s->batch == 0 || s->length == 0)
+    return MHA_OK;
+  if (!mha_multiply(s->batch - 1, s->batch_stride, &batches) ||
+      !mha_multiply(s->length - 1, s->row_stride, &rows) ||
+      !mha_multiply(s->heads - 1, s->head_stride, &heads) || !mha_add(batches, rows, &elements) ||
+      !mha_add(elements, heads, &elements) || !mha_add(elements, s->size, &elements))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has batch, row and head strides %lld, %lld, %lld; rule: its extent must "
+                    "not overflow",
+                    name, (long long)s->batch_stride, (long long)s->row_stride,
+                    (long long)s->head_stride);
+  return mha_ranges_add(ranges, name, data, elements, sizeof(float), is_output, error);
+}
+
+mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor_shape *s,
+                           mha_address_ranges *ranges, mha_error *error) {
+  mha_status status = mha_require(given, name, error);
+  if (status)
+    return status;
+  const mha_tensor_shape shape = {given->batch,      given->length,       given->heads,
+                                  given->size,       given->batch_stride, given->row_stride,
+                                  given->head_stride};
+  *s = shape;
+  if (s->batch < 0 || s->length < 0 || s->heads < 1 || s->size < 1)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "%s is [%lld][%lld][%lld][%lld]; rule: batch and length at least 0, heads and "
+                    "size at least 1",
+                    name, (long long)s->batch, (long long)s->length, (long long)s->heads,
+                    (long long)s->size);
+  const bool dense = !s->batch_stride && !s->row_stride && !s->head_stride && !given->size_stride;
+  if (!dense && given->size_stride != 1)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has size stride %lld; rule: 1, since BLAS needs a contiguous dimension",
+                    name, (long long)given->size_stride);
+  if (dense)
+    status = mha_tensor_make_dense(s, name, error);
+  if (!status)
+    status = mha_tensor_check_strides(s, name, error);
+  if (!status && !given->data && s->batch > 0 && s->length > 0)
+    status = mha_fail(error, MHA_ERROR_NULL, "%s.data is NULL; rule: it must be given", name);
+  if (!status)
+    status = mha_tensor_add_range(ranges, s, name, given->data, false, error);
+  return status;
+}
