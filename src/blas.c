@@ -10,6 +10,7 @@
 
 #include <cblas.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 extern __attribute__((weak)) int openblas_get_num_threads(void);
@@ -48,19 +49,33 @@ static enum CBLAS_TRANSPOSE orientation(mha_view view, int *leading_dimension) {
  * one sgemm per piece small enough for them. */
 #define FEW_ROWS_FOR_SGEMV  7
 #define FEW_ROWS_FOR_PIECES 16
-/* Smaller matrices are left to sgemm. */
-#define FEW_ROWS_SMALLEST_MATRIX 65536
-#define STORED_ROWS_PER_BLOCK    64
+/* Smaller matrices stay in the caches and are left to sgemm; where it packs them too, up to this
+ * many rows go through sgemv instead. */
+#define FEW_ROWS_SMALLEST_MATRIX   65536
+#define FEW_ROWS_OF_SMALL_MATRICES 3
+#define STORED_ROWS_PER_BLOCK      64
 /* Multiplications per piece: half of what OpenBLAS's small kernels take. */
 #define MULTIPLICATIONS_PER_PIECE 450000
 
-static bool has_small_kernels(void) {
+static bool core_has_small_kernels(void) {
   static const char *const cores[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
   const char *core = mha_blas_core();
   for (size_t k = 0; k < sizeof cores / sizeof *cores; k++)
     if (strcmp(core, cores[k]) == 0)
       return true;
   return false;
+}
+
+/* Asked before every product, some of which take no longer than the answer. */
+static bool has_small_kernels(void) {
+  enum { UNKNOWN = 0, NO = 1, YES = 2 };
+  static atomic_int answer = UNKNOWN;
+  int known = atomic_load_explicit(&answer, memory_order_relaxed);
+  if (known == UNKNOWN) {
+    known = core_has_small_kernels() ? YES : NO;
+    atomic_store_explicit(&answer, known, memory_order_relaxed);
+  }
+  return known == YES;
 }
 
 /* A matrix by its stored rows. */
@@ -80,9 +95,10 @@ static stored_matrix as_stored(mha_view w) {
 /* Stored rows that are multiplied at a time; 0 = leave it all to sgemm. */
 static int64_t choose_block(mha_view x, const stored_matrix *w, bool *pieces) {
   *pieces = false;
-  if (x.rows > FEW_ROWS_FOR_PIECES || x.column_stride != 1 ||
-      w->rows * w->columns < FEW_ROWS_SMALLEST_MATRIX)
+  if (x.rows > FEW_ROWS_FOR_PIECES || x.column_stride != 1)
     return 0;
+  if (w->rows * w->columns < FEW_ROWS_SMALLEST_MATRIX)
+    return has_small_kernels() || x.rows > FEW_ROWS_OF_SMALL_MATRICES ? 0 : w->rows;
   if (x.rows == 1)
     return w->rows;
   if (has_small_kernels()) {
@@ -91,6 +107,18 @@ static int64_t choose_block(mha_view x, const stored_matrix *w, bool *pieces) {
     return rows > 16 ? rows / 16 * 16 : rows > 4 ? rows : 4;
   }
   return x.rows <= FEW_ROWS_FOR_SGEMV ? STORED_ROWS_PER_BLOCK : 0;
+}
+
+/* One row times a matrix stored by its columns is a dot product for each. sgemv reads several
+ * stored rows side by side; where they are short, memory answers one after the other faster
+ * (bench/README.md).
+ */
+#define LONGEST_ROW_FOR_DOT 2048
+
+static void multiply_by_dots(float alpha, const float *x, mha_view block, float *y) {
+  const stored_matrix w = as_stored(block);
+  for (int64_t r = 0; r < w.rows; r++)
+    y[r] += alpha * cblas_sdot((int)w.columns, block.data + r * block.column_stride, 1, x, 1);
 }
 
 /* y += alpha·x·W for a block W of stored rows. */
@@ -126,6 +154,8 @@ static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int6
  * rows takes its own columns of x and adds to all of y. */
 static void multiply_few_rows(float alpha, mha_view x, const stored_matrix *w, float beta, float *y,
                               int64_t y_stride, int64_t block, bool pieces) {
+  const bool large = w->rows * w->columns >= FEW_ROWS_SMALLEST_MATRIX;
+  const bool dots = x.rows == 1 && w->by_out && large && w->columns <= LONGEST_ROW_FOR_DOT;
   start_rows(beta, y, x.rows, w->view.columns, y_stride);
   for (int64_t first = 0; first < w->rows; first += block) {
     const int64_t n = mha_min(w->rows - first, block);
@@ -135,6 +165,8 @@ static void multiply_few_rows(float alpha, mha_view x, const stored_matrix *w, f
     float *y_part = w->by_out ? y + first : y;
     if (pieces)
       multiply_whole(alpha, x_part, w_part, 1.0f, y_part, y_stride);
+    else if (dots)
+      multiply_by_dots(alpha, x_part.data, w_part, y_part);
     else
       multiply_rows(alpha, x_part, w_part, y_part, y_stride);
   }

@@ -1,4 +1,4 @@
-/* The two routines that the library takes from a BLAS, as plain loops. */
+/* The routines that the library takes from a BLAS, as plain loops. */
 #include <cblas.h>
 
 /* Element (r, c) of a row-major matrix that may be stored transposed. */
@@ -33,4 +33,11 @@ void cblas_sgemv(enum CBLAS_ORDER layout, enum CBLAS_TRANSPOSE transposed, int m
     float *to = y + (long)i * y_step;
     *to = alpha * sum + (beta == 0.0f ? 0.0f : beta * *to);
   }
+}
+
+float cblas_sdot(int n, const float *x, int x_step, const float *y, int y_step) {
+  float sum = 0.0f;
+  for (int i = 0; i < n; i++)
+    sum += x[(long)i * x_step] * y[(long)i * y_step];
+  return sum;
 }

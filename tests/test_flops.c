@@ -1,6 +1,7 @@
 /* Every product goes through the BLAS, and through nothing but the caller's buffers and the scratch
- * handed out by the caller's allocator. This program has its own cblas_sgemm and cblas_sgemv, which
- * the library calls instead of the BLAS's; they record the call and pass it on. */
+ * handed out by the caller's allocator. This program has its own cblas_sgemm, cblas_sgemv and
+ * cblas_sdot, which the library calls instead of the BLAS's; they record the call and pass it on.
+ */
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
 #include "fixture.h"
 
@@ -19,7 +20,9 @@ typedef void sgemm_function(int order, int transpose_a, int transpose_b, int m, 
 typedef void sgemv_function(int order, int transpose, int m, int n, float alpha, const float *a,
                             int lda, const float *x, int incx, float beta, float *y, int incy);
 sgemm_function cblas_sgemm;
+typedef float sdot_function(int n, const float *x, int incx, const float *y, int incy);
 sgemv_function cblas_sgemv;
+sdot_function cblas_sdot;
 
 /* ---- Recording ------------------------------------------------------------------------------- */
 
@@ -90,6 +93,19 @@ void cblas_sgemv(int order, int transpose, int m, int n, float alpha, const floa
   p->operands[2] = vector('y', y, plain ? m : n, incy);
   find("cblas_sgemv", &real, sizeof real);
   real(order, transpose, m, n, alpha, a, lda, x, incx, beta, y, incy);
+}
+
+/* The number that it returns goes to no operand. */
+float cblas_sdot(int n, const float *x, int incx, const float *y, int incy) {
+  sdot_function *real = NULL;
+  product *p = next_product();
+  p->flops = INT64_C(2) * n;
+  p->alpha = 1.0F;
+  p->operands[0] = vector('x', x, n, incx);
+  p->operands[1] = vector('y', y, n, incy);
+  p->operands[2] = p->operands[1];
+  find("cblas_sdot", &real, sizeof real);
+  return real(n, x, incx, y, incy);
 }
 
 static int64_t recorded_flops(void) {
