@@ -606,8 +606,8 @@ typedef struct mha_cache mha_cache;
  * @param options not NULL.
  * @param cache   receives it; free it with mha_cache_destroy. NULL on failure. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, LENGTH (a ring whose capacity holds no window, rollback and
- * token), OVERFLOW, MEMORY.
+ * Errors: NULL, STRUCT_SIZE, SIZE, VALUE (a rollback without a window), LENGTH (a ring whose
+ * capacity holds no window, rollback and token), OVERFLOW, MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_create(const mha_cache_options *options,
                                                    mha_cache **cache, mha_error *error);

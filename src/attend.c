@@ -152,7 +152,7 @@ mha_status mha_attend(mha_context *context, const mha_tensor *q, const mha_tenso
     status = mha_context_enter(context, error);
   if (status)
     return status;
-  const mha_call_size size = mha_call_size_of(&call);
+  const mha_call_size size = {mha_core_cut_sizes(&call.core), 0};
   if (size.core.B > 0 && size.core.Lq > 0) {
     status = mha_context_workspace(context, NULL, &size, &workspace, error);
     if (!status) {

@@ -96,7 +96,7 @@ static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
 
 /* Few queries: at most one task for each head and part. */
 bool mha_attention_task_limit(const mha_cut_sizes *s, int64_t *tasks) {
-  const int64_t parts = mha_cut_parts(s->Lq, s->span, s->packed);
+  const int64_t parts = mha_cut_most_parts(s->Lq, s->span, s->packed);
   if (parts > 0)
     return mha_multiply(s->B, s->H, tasks) && mha_multiply(*tasks, parts, tasks);
   return slots_per_head(s->B, s->Lq, s->packed, tasks) && mha_multiply(*tasks, s->H, tasks);
@@ -152,7 +152,7 @@ typedef struct part_results {
 
 static bool part_rows(const mha_cut_sizes *s, int64_t *rows) {
   return mha_multiply(s->B, s->H, rows) && mha_multiply(*rows, s->Lq, rows) &&
-         mha_multiply(*rows, mha_cut_parts(s->Lq, s->span, s->packed), rows);
+         mha_multiply(*rows, mha_cut_most_parts(s->Lq, s->span, s->packed), rows);
 }
 
 bool mha_attention_parts_floats(const mha_cut_sizes *sizes, int64_t *floats) {

@@ -342,6 +342,34 @@ mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_
   return status;
 }
 
+static void copy_in(float *numbers, const mha_cached *cached, const float *data,
+                    const mha_tensor_shape *s) {
+  const int64_t width = s->heads * s->size;
+  for (int64_t b = 0; b < s->batch; b++) {
+    for (int64_t i = 0; i < mha_cached_new(cached, b); i++) {
+      float *to = numbers + mha_cached_place(cached, b, i) * width;
+      const float *from = data + b * s->batch_stride + i * s->row_stride;
+      for (int64_t h = 0; h < s->heads; h++)
+        memcpy(to + h * s->size, from + h * s->head_stride, (size_t)s->size * sizeof *to);
+    }
+  }
+}
+
+/* A call's dense rows as a tensor. */
+static mha_tensor_shape dense_rows(int64_t B, int64_t rows, int64_t heads, int64_t size) {
+  const mha_tensor_shape shape = {B, rows, heads, size, rows * heads * size, heads * size, size};
+  return shape;
+}
+
+void mha_cache_store(mha_cache *cache, const mha_cached *cached, int64_t B, const float *k,
+                     const float *v) {
+  const mha_cache_options *o = &cache->sizes;
+  const mha_tensor_shape ks = dense_rows(B, cached->new_rows, o->n_kv_heads, o->head_size);
+  const mha_tensor_shape vs = dense_rows(B, cached->new_rows, o->n_kv_heads, o->value_head_size);
+  copy_in(cache->keys, cached, k, &ks);
+  copy_in(cache->values, cached, v, &vs);
+}
+
 void mha_cache_commit(mha_cache *cache, const mha_cached *cached, int64_t B) {
   for (int64_t b = 0; b < B; b++) {
     const int64_t entry = mha_cached_entry(cached, b);
@@ -370,21 +398,6 @@ static mha_status check_fit(const mha_cache *cache, const mha_tensor_shape *k,
                     (long long)v->heads, (long long)v->size, (long long)o->n_kv_heads,
                     (long long)o->value_head_size);
   return MHA_OK;
-}
-
-static void copy_in(float *numbers, const mha_cached *cached, const float *data,
-                    const mha_tensor_shape *s) {
-  const int64_t width = s->heads * s->size;
-  for (int64_t b = 0; b < s->batch; b++) {
-    const int64_t entry = mha_cached_entry(cached, b);
-    for (int64_t i = 0; i < mha_cached_new(cached, b); i++) {
-      const int64_t row = mha_cached_row(cached, mha_cached_before(cached, b) + i);
-      float *to = numbers + (entry * cached->capacity + row) * width;
-      const float *from = data + b * s->batch_stride + i * s->row_stride;
-      for (int64_t h = 0; h < s->heads; h++)
-        memcpy(to + h * s->size, from + h * s->head_stride, (size_t)s->size * sizeof *to);
-    }
-  }
 }
 
 mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,

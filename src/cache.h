@@ -40,6 +40,10 @@ typedef struct mha_cache_call {
 mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cached *cached,
                               mha_error *error);
 
+/* Copies a call's rows, [B][rows][G·d] and [B][rows][G·dv], to their places. */
+void mha_cache_store(mha_cache *cache, const mha_cached *cached, int64_t B, const float *k,
+                     const float *v);
+
 /* The rows that the call brought count from now on. */
 void mha_cache_commit(mha_cache *cache, const mha_cached *cached, int64_t B);
 

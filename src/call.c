@@ -30,12 +30,6 @@ mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool
   return mha_ranges_check(&call->ranges, error);
 }
 
-mha_call_size mha_call_size_of(const mha_call *call) {
-  const mha_call_size size = {mha_core_cut_sizes(&call->core),
-                              call->core.visibility.cached != NULL};
-  return size;
-}
-
 void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
   call->core.row_max = workspace->row_max;
   call->core.row_sum = workspace->row_sum;

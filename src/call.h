@@ -21,9 +21,6 @@ mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given,
 mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool key_is_query,
                                 const mha_core_defaults *defaults, mha_error *error);
 
-/* Size of the call for the workspace. */
-mha_call_size mha_call_size_of(const mha_call *call);
-
 /* Points the core's statistics and scratch into the workspace. */
 void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace);
 

@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "blas.h"
 #include "error.h"
+#include "project.h"
 
 /* More threads than this are taken for a mistake. */
 #define MAX_THREADS 1024
@@ -134,13 +135,12 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *size, int
   plan p = {.layout = {0}};
   const mha_cut_sizes *s = &size->core;
   const int64_t entries = s->packed ? 1 : s->B;
-  const int64_t key_rows = size->cached ? 0 : s->span;
   int64_t tasks = 0;
   int64_t parts = 0;
   if (weights) {
     p.q = add_rows(&p.layout, &weights->query, entries, s->Lq);
-    p.k = add_rows(&p.layout, &weights->key, entries, key_rows);
-    p.v = add_rows(&p.layout, &weights->value, entries, key_rows);
+    p.k = add_rows(&p.layout, &weights->key, entries, size->key_rows);
+    p.v = add_rows(&p.layout, &weights->value, entries, size->key_rows);
     /* the concatenation is as wide as the output projection's input */
     p.concat = mha_layout_add(&p.layout, sizeof(float), entries, s->Lq, weights->output.in);
   }
@@ -163,20 +163,28 @@ static mha_status overflow(const mha_call_size *s, mha_error *error) {
                   (long long)s->core.B, (long long)s->core.Lq, (long long)s->core.span);
 }
 
+/* Makes the arena at least this large. */
+static mha_status grow(mha_context *context, size_t bytes, mha_error *error) {
+  if (bytes <= context->arena_bytes)
+    return MHA_OK;
+  char *larger = mha_memory_allocate(&context->allocator, bytes);
+  if (!larger)
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "the scratch needs %zu bytes; rule: they must be there", bytes);
+  mha_memory_release(&context->allocator, context->arena, context->arena_bytes);
+  context->arena = larger;
+  context->arena_bytes = bytes;
+  return MHA_OK;
+}
+
 mha_status mha_context_workspace(mha_context *context, const mha_weights *weights,
                                  const mha_call_size *size, mha_workspace *w, mha_error *error) {
   const plan p = make_plan(weights, size, context->threads.n);
   if (p.layout.overflow)
     return overflow(size, error);
-  if (p.layout.bytes > context->arena_bytes) {
-    char *larger = mha_memory_allocate(&context->allocator, p.layout.bytes);
-    if (!larger)
-      return mha_fail(error, MHA_ERROR_MEMORY,
-                      "the scratch needs %zu bytes; rule: they must be there", p.layout.bytes);
-    mha_memory_release(&context->allocator, context->arena, context->arena_bytes);
-    context->arena = larger;
-    context->arena_bytes = p.layout.bytes;
-  }
+  const mha_status status = grow(context, p.layout.bytes, error);
+  if (status)
+    return status;
   w->q = w->k = w->v = w->concat = NULL;
   w->parts = (float *)(void *)(context->arena + p.parts);
   if (weights) {
@@ -219,37 +227,50 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   s->G = s->H; /* scratch depends on neither */
   s->d = s->dv;
   s->packed = shape.packed != 0;
-  size->cached = shape.cached != 0;
+  size->key_rows = shape.cached ? mha_gathered_rows(s->B, s->Lq) : s->span;
+  return MHA_OK;
+}
+
+/* What calls up to a shape need. A call of fewer queries, cut as one of few, may need more. */
+static mha_status plan_shape(const mha_context *context, const mha_weights *weights,
+                             const mha_shape *shape, size_t *bytes, mha_error *error) {
+  mha_call_size size;
+  const mha_status status = read_shape(weights, shape, &size, error);
+  if (status)
+    return status;
+  const plan whole = make_plan(weights, &size, context->threads.n);
+  mha_call_size few_size = size;
+  few_size.core.Lq = mha_min(size.core.Lq, MHA_FEW_QUERIES);
+  const plan few = make_plan(weights, &few_size, context->threads.n);
+  if (whole.layout.overflow || few.layout.overflow)
+    return overflow(&size, error);
+  *bytes = whole.layout.bytes > few.layout.bytes ? whole.layout.bytes : few.layout.bytes;
   return MHA_OK;
 }
 
 mha_status mha_workspace_bytes(const mha_context *context, const mha_weights *weights,
                                const mha_shape *shape, size_t *bytes, mha_error *error) {
-  mha_call_size size;
+  size_t needed = 0;
   mha_status status = mha_require(context, "context", error);
   if (!status)
     status = mha_require(bytes, "bytes", error);
   if (!status)
-    status = read_shape(weights, shape, &size, error);
+    status = plan_shape(context, weights, shape, &needed, error);
   if (status)
     return status;
-  const plan p = make_plan(weights, &size, context->threads.n);
-  if (p.layout.overflow)
-    return overflow(&size, error);
-  *bytes = p.layout.bytes;
+  *bytes = needed;
   return mha_succeed(error);
 }
 
 mha_status mha_context_reserve(mha_context *context, const mha_weights *weights,
                                const mha_shape *shape, mha_error *error) {
-  mha_call_size size;
-  mha_workspace unused;
+  size_t bytes = 0;
   mha_status status = claim(context, error);
   if (status)
     return status;
-  status = read_shape(weights, shape, &size, error);
+  status = plan_shape(context, weights, shape, &bytes, error);
   if (!status)
-    status = mha_context_workspace(context, weights, &size, &unused, error);
+    status = grow(context, bytes, error);
   unclaim(context);
   return status ? status : mha_succeed(error);
 }

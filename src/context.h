@@ -22,14 +22,14 @@ struct mha_context {
 /* Sizes of a call, as far as scratch depends on them. */
 typedef struct mha_call_size {
   mha_cut_sizes core;
-  bool cached; /* keys and values need no room here */
+  int64_t key_rows; /* of each entry's K and V that need room here, not in a cache */
 } mha_call_size;
 
 /* Where the scratch of a call lies in the arena. Without weights the four buffers of the layer are
  * NULL. */
 typedef struct mha_workspace {
   float *q;       /* [B·Lq][H·d] */
-  float *k;       /* [B·Lk][G·d], unless they go to a cache */
+  float *k;       /* [B·Lk][G·d], unless they go straight to a cache */
   float *v;       /* [B·Lk][G·dv], likewise */
   float *concat;  /* [B·Lq][H·dv] */
   float *row_max; /* [B][H][Lq] */

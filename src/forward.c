@@ -15,10 +15,10 @@
 /* ---- the five steps ---- */
 
 /* 1. Q, K and V in one list of panels. Keys beyond their lengths are not touched; with a cache the
- * new ones go straight into their rows of it. */
+ * new ones go straight into their rows of it, unless it is better to gather them first. */
 static mha_status project_inputs(mha_layer_call *c) {
   const mha_weights *w = c->weights;
-  const mha_cached *cached = c->call.core.visibility.cached;
+  const mha_cached *cached = c->gather ? NULL : c->call.core.visibility.cached;
   const mha_live_rows keys = mha_layer_live_keys(c);
   const mha_projecting query = {.projection = &w->query,
                                 .x = c->args.query,
@@ -59,7 +59,10 @@ static mha_status prepare_inputs(const mha_layer_call *c) {
     arrays[n++] = c->prepare_q;
   if (c->append)
     arrays[n++] = c->prepare_k;
-  return mha_prepare(&c->context->threads, arrays, n);
+  const mha_status status = mha_prepare(&c->context->threads, arrays, n);
+  if (!status && c->gather)
+    mha_cache_store(c->args.cache, &c->cached, c->args.batch, c->workspace.k, c->workspace.v);
+  return status;
 }
 
 /* 2. [B][L][heads·size] seen as [B][L][heads][size]: heads are `size` apart. */
@@ -68,12 +71,10 @@ static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int6
   return heads;
 }
 
-/* The same of keys or values, whose rows may be those of a cache: [n_entries][capacity][G·size]. */
-static mha_heads split_key_heads(const mha_layer_call *c, const float *data,
-                                 const mha_rows_shape *rows, int64_t size) {
-  mha_heads heads = split_heads(data, rows, size);
-  if (c->in_cache)
-    heads.batch_stride = c->cached.capacity * rows->width;
+/* The same of a cache's keys or values: [n_entries][capacity][G·size]. */
+static mha_heads split_cached_heads(const mha_layer_call *c, const float *data,
+                                    const mha_rows_shape *rows, int64_t size) {
+  const mha_heads heads = {data, c->cached.capacity * rows->width, rows->width, size};
   return heads;
 }
 
@@ -82,8 +83,12 @@ static mha_heads split_key_heads(const mha_layer_call *c, const float *data,
 static mha_status attend(mha_layer_call *c) {
   mha_core *core = &c->call.core;
   core->q = split_heads(c->workspace.q, &c->q, core->d);
-  core->k = split_key_heads(c, c->workspace.k, &c->k, core->d);
-  core->v = split_key_heads(c, c->workspace.v, &c->v, core->dv);
+  core->k = split_heads(c->workspace.k, &c->k, core->d);
+  core->v = split_heads(c->workspace.v, &c->v, core->dv);
+  if (c->in_cache) {
+    core->k = split_cached_heads(c, c->args.cache->keys, &c->k, core->d);
+    core->v = split_cached_heads(c, c->args.cache->values, &c->v, core->dv);
+  }
   core->output = c->workspace.concat;
   core->output_batch_stride = c->concat.batch_stride;
   core->output_row_stride = c->concat.row_stride;

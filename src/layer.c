@@ -38,6 +38,13 @@ static mha_status check_cache_fit(const mha_cache *cache, const mha_config *w, m
                   (long long)w->n_kv_heads, (long long)w->head_size, (long long)w->value_head_size);
 }
 
+static bool counts_all(const int64_t *lengths, int64_t B, int64_t rows) {
+  for (int64_t b = 0; lengths && b < B; b++)
+    if (lengths[b] != rows)
+      return false;
+  return true;
+}
+
 /* Enters the cache and finds out what its entries hold. */
 static mha_status read_cache(mha_layer_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
@@ -55,6 +62,8 @@ static mha_status read_cache(mha_layer_call *c, mha_error *error) {
     status = mha_cache_ranges(a->cache, c->append, &c->call.ranges, error);
   if (status)
     return status;
+  if (counts_all(a->new_lengths, a->batch, call.rows))
+    c->cached.new_lengths = NULL;
   v->cached = &c->cached;
   v->Lk = 0;
   for (int64_t b = 0; b < a->batch; b++)
@@ -248,7 +257,7 @@ static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error
   c->prepare_k.norm = w->key_norm;
   c->prepare_k.heads = w->config.n_kv_heads;
   c->prepare_k.shape = c->k;
-  c->prepare_k.cached = c->call.core.visibility.cached;
+  c->prepare_k.cached = c->gather ? NULL : c->call.core.visibility.cached;
   c->prepare_k.live = mha_layer_live_keys(c);
   c->prepare_k.keys = true;
   if (!key_is_query)
@@ -314,6 +323,8 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
   if (status)
     return status;
   shape_buffers(c);
+  c->gather = c->in_cache && c->append && c->key.length > 0 &&
+              c->key.length <= mha_gathered_rows(c->key.batch, c->key.length);
   return read_positions(c, key_is_query, error);
 }
 
@@ -322,12 +333,13 @@ bool mha_layer_has_work(const mha_layer_call *c) {
 }
 
 mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
-  const mha_call_size size = mha_call_size_of(&c->call);
+  const int64_t key_rows = c->gather || !c->in_cache ? c->key.length : 0;
+  const mha_call_size size = {mha_core_cut_sizes(&c->call.core), key_rows};
   const mha_status status =
       mha_context_workspace(c->context, c->weights, &size, &c->workspace, error);
   if (status)
     return status;
-  if (c->in_cache) {
+  if (c->in_cache && !c->gather) {
     c->workspace.k = c->args.cache->keys;
     c->workspace.v = c->args.cache->values;
   }

@@ -20,6 +20,7 @@ typedef struct mha_layer_call {
                                      cache, by their extents */
   bool append, attends;           /* whether keys are projected, and queries */
   bool in_cache;                  /* args.cache has been entered */
+  bool gather;                    /* new rows are projected side by side, then go to the cache */
   mha_cached cached;              /* with a cache */
   mha_preparing prepare_q, prepare_k;
 } mha_layer_call;

@@ -24,6 +24,11 @@
 
 #define MAX_PROJECTIONS 3
 
+/* Rows of an entry up to which they count as few. */
+#ifndef MHA_FEW_ROWS
+#define MHA_FEW_ROWS 16
+#endif
+
 /* How one projection is cut: `runs` runs of at most run_rows rows. */
 typedef struct cut {
   const mha_projecting *p;
@@ -216,6 +221,10 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
     start_from_bias(&rest);
   }
   return status;
+}
+
+int64_t mha_gathered_rows(int64_t entries, int64_t rows) {
+  return entries > 1 ? mha_min(rows, MHA_FEW_ROWS) : 0;
 }
 
 mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n) {

@@ -27,6 +27,11 @@ typedef struct mha_projecting {
   bool fill;                /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
 
+/* Few new rows of each of several entries lie far apart in a cache; a product for each entry would
+ * read the matrix as often. They are projected side by side instead, into this many scratch rows of
+ * each entry. 0 = straight into the cache, where many rows make the copy the dearer way. */
+int64_t mha_gathered_rows(int64_t entries, int64_t rows);
+
 /* Runs n projections as one list of panels. Panels are cut by shape alone. */
 mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n);
 

@@ -22,8 +22,8 @@ static int64_t part_keys(int64_t span) {
 }
 
 /* One more than divides the span, since visible keys may begin within a part. */
-int64_t mha_cut_parts(int64_t Lq, int64_t span, bool packed) {
-  return is_few(Lq, span, packed) ? divide_up(span, part_keys(span)) + 1 : 0;
+int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed) {
+  return is_few(Lq, span, packed) ? mha_min(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) + 1 : 0;
 }
 
 mha_cut mha_cut_call(const mha_cut_sizes *s) {
@@ -38,7 +38,7 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
                        .queries = s->Lq,
                        .tile_keys = MHA_PART_TILE,
                        .product_keys = mha_min(mha_max(MHA_PIECE_FLOATS / width, 4), MHA_PART_TILE),
-                       .parts = mha_cut_parts(s->Lq, s->span, s->packed),
+                       .parts = divide_up(s->span, part_keys(s->span)) + 1,
                        .part_keys = part_keys(s->span)};
   return cut;
 }

@@ -62,8 +62,9 @@ typedef struct mha_cut {
 
 mha_cut mha_cut_call(const mha_cut_sizes *sizes);
 
-/* Parts of an entry's keys that scratch must be there for; 0 if the call has many queries. */
-int64_t mha_cut_parts(int64_t Lq, int64_t span, bool packed);
+/* At least the parts of an entry's keys, and growing with the span, as scratch must; 0 if the call
+ * has many queries. */
+int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed);
 
 /* Queries [i, i + n) of entry b on their way over key tiles. */
 typedef struct mha_tile_walk {

@@ -173,15 +173,24 @@ static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, 
   return MHA_OK;
 }
 
-/* The first query of an entry sees the oldest key. */
+/* The first query of an entry that sees a key sees the oldest. */
+static int64_t first_seeing_query(const mha_visibility *v, int64_t b) {
+  int64_t i = 0;
+  while (i < mha_query_count(v, b) && mha_range_is_empty(mha_visible_keys(v, b, i)))
+    i++;
+  return i;
+}
+
 static mha_status check_present(const mha_visibility *v, mha_error *error) {
-  for (int64_t b = 0; b < v->B; b++) {
-    const mha_range seen = mha_visible_keys(v, b, 0);
+  for (int64_t b = 0; v->cached->ring && b < v->B; b++) {
+    const int64_t i = first_seeing_query(v, b);
+    const mha_range seen = mha_visible_keys(v, b, i);
     if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)
       return mha_fail(error, MHA_ERROR_LENGTH,
-                      "query 0 of batch entry %lld sees key %lld, but the ring has dropped the "
+                      "query %lld of batch entry %lld sees key %lld, but the ring has dropped the "
                       "keys below %lld; rule: give the window that the cache was made for",
-                      (long long)b, (long long)seen.begin, (long long)mha_present_keys(v, b).begin);
+                      (long long)i, (long long)b, (long long)seen.begin,
+                      (long long)mha_present_keys(v, b).begin);
   }
   return MHA_OK;
 }
