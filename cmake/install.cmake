@@ -5,7 +5,8 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 
-# Two exports, because only the static library needs BLAS, OpenMP and threads where it is linked.
+# Two exports, because only the static library needs BLAS, jansson, OpenMP and threads where it is
+# linked.
 foreach(kind IN ITEMS shared static)
   set(target mha)
   if(kind STREQUAL "static")
@@ -32,14 +33,16 @@ configure_package_config_file(cmake/mha-config.cmake.in ${PROJECT_BINARY_DIR}/mh
 # Until 1.0 each minor release may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/mha-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
-configure_file(cmake/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake COPYONLY)
+foreach(finder IN ITEMS FindMhaCBLAS FindMhaJansson)
+  configure_file(cmake/${finder}.cmake ${PROJECT_BINARY_DIR}/${finder}.cmake COPYONLY)
+endforeach()
 install(FILES ${PROJECT_BINARY_DIR}/mha-config.cmake ${PROJECT_BINARY_DIR}/mha-config-version.cmake
-              ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake
+              ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaJansson.cmake
         DESTINATION ${package_dir} COMPONENT Development)
 
 # mha.pc names libraries, never their folders, unless the linker does not look there by itself.
 set(pc_private)
-foreach(library IN LISTS MhaCBLAS_LIBRARIES)
+foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES)
   get_filename_component(folder "${library}" DIRECTORY)
   get_filename_component(name "${library}" NAME)
   string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")

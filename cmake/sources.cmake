@@ -6,13 +6,19 @@ set(MHA_SOURCES
     src/weights.c
     src/context.c
     src/arguments.c
+    src/tensor.c
     src/project.c
+    src/prepare.c
+    src/norm.c
+    src/rope.c
     src/forward.c
     src/layer.c
     src/call.c
     src/attend.c
     src/attention.c
     src/core.c
+    src/cache.c
+    src/cached.c
     src/observe.c
     src/tiles.c
     src/visibility.c
@@ -20,17 +26,37 @@ set(MHA_SOURCES
     src/trace.c
     src/blas.c
     src/parallel.c
+    src/files/path.c
+    src/files/text.c
+    src/files/mapping.c
+    src/files/output.c
     src/files/npy.c
+    src/files/safetensors.c
+    src/files/tensors.c
     src/files/names.c
-    src/files/load.c)
+    src/files/sizes.c
+    src/files/load.c
+    src/files/save.c)
 
 # What the command needs of src/ beside the public functions.
-set(MHA_READER_SOURCES src/error.c src/memory.c src/files/npy.c)
+set(MHA_READER_SOURCES
+    src/error.c
+    src/memory.c
+    src/files/path.c
+    src/files/text.c
+    src/files/mapping.c
+    src/files/output.c
+    src/files/npy.c
+    src/files/safetensors.c
+    src/files/tensors.c
+    src/files/names.c)
 
 set(MHA_CLI_SOURCES
     src/cli/main.c
     src/cli/options.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/inspect.c
+    src/cli/terminal.c
     src/cli/article.c
     src/cli/view.c)

@@ -285,7 +285,7 @@ static void traces_show_every_step(void **state) {
 
 /* ---- A layer of odd sizes, in the command and in this process -------------------------------- */
 
-enum { B = 2, LQ = 5, LK = 6, H = 4, G = 2, D = 3, DV = 2, EQ = 8, EK = 6, EV = 5, EO = 7 };
+enum { B = 2, LQ = 5, LK = 6, H = 4, G = 2, D = 5, DV = 2, EQ = 8, EK = 6, EV = 5, EO = 7 };
 
 static float query[B * LQ * EQ];
 static float key[B * LK * EK];
@@ -344,9 +344,10 @@ static void put_odd_layer(void) {
   put_mask("mask.npy", attend, sizeof attend, "(2, 1, 1, 6)");
 }
 
-#define ODD_RUN                                                                                    \
-  "run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",         \
-      "q.npy", "--key", "k.npy", "--value", "v.npy", "--output", "y.npy"
+#define ODD_INPUTS                                                                                 \
+  "run", "--heads", "4", "--kv-heads", "2", "--input", "q.npy", "--key", "k.npy", "--value",       \
+      "v.npy", "--output", "y.npy"
+#define ODD_RUN ODD_INPUTS, "--weights", "w", "--prefix", "a."
 
 typedef struct answer {
   float output[B * LQ * EO];
@@ -355,16 +356,13 @@ typedef struct answer {
 } answer;
 
 /* The same call in this process, with everything asked for. */
-static void call_library(mha_attention *a, answer *result) {
-  mha_config config;
+static void call_layer(const char *path, const char *prefix, const mha_config *config,
+                       mha_attention *a, answer *result) {
   mha_weights *weights = NULL;
   mha_context *context = NULL;
   mha_forward_args args;
   mha_error error;
-  MHA_INIT(&config);
-  config.n_heads = H;
-  config.n_kv_heads = G;
-  test_expect(mha_weights_load(&config, "w", "a.", &weights, &error), MHA_OK, &error);
+  test_expect(mha_weights_load(config, path, prefix, &weights, &error), MHA_OK, &error);
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
   MHA_INIT(&args);
   args.batch = B;
@@ -380,6 +378,19 @@ static void call_library(mha_attention *a, answer *result) {
   test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
   mha_context_destroy(context);
   mha_weights_destroy(weights);
+}
+
+static mha_config odd_config(void) {
+  mha_config config;
+  MHA_INIT(&config);
+  config.n_heads = H;
+  config.n_kv_heads = G;
+  return config;
+}
+
+static void call_library(mha_attention *a, answer *result) {
+  const mha_config config = odd_config();
+  call_layer("w", "a.", &config, a, result);
 }
 
 static const int64_t lengths[B] = {4, 6};
@@ -505,18 +516,28 @@ static void same_bits(const char *path, int rank, const int64_t *shape, const fl
   mha_npy_array_release(&got);
 }
 
-/* Runs the odd layer with more words and compares all three files with the library's answer. */
-static void check_odd_run(const char *const *more, const answer *expected) {
-  const char *words[MAX_WORDS] = {ODD_RUN, "--attn-weights", "p.npy", "--lse", "f.npy"};
+/* Runs the odd layer from `path` with more words and compares all three files with the library's
+ * answer. */
+static void check_run(const char *path, const char *const *more, const answer *expected) {
+  const char *words[MAX_WORDS] = {ODD_INPUTS, "--attn-weights", "p.npy", "--lse", "f.npy"};
   int n = 0;
   while (words[n])
     n++;
+  words[n++] = "--weights";
+  words[n++] = path;
   for (int i = 0; more[i]; i++)
     words[n++] = more[i];
   run_well(words);
   same_bits("y.npy", 3, (const int64_t[]){B, LQ, EO}, expected->output);
   same_bits("p.npy", 4, (const int64_t[]){B, H, LQ, LK}, expected->weights);
   same_bits("f.npy", 3, (const int64_t[]){B, H, LQ}, expected->lse);
+}
+
+static void check_odd_run(const char *const *more, const answer *expected) {
+  const char *words[MAX_WORDS] = {"--prefix", "a."};
+  for (int n = 0; more[n]; n++)
+    words[n + 2] = more[n];
+  check_run("w", words, expected);
 }
 
 static void options_reach_the_library(void **state) {
@@ -625,6 +646,359 @@ static void an_input_may_be_replaced(void **state) {
   check_article("x.npy", ARTICLE "output.npy", 2, shape);
 }
 
+/* ---- safetensors ------------------------------------------------------------------------------
+ */
+
+/* One tensor of a file that a test makes, with zeros for numbers unless some are given. */
+typedef struct made_tensor {
+  const char *name, *type, *shape; /* as JSON has them, without the outer quotes or brackets */
+  int bytes;
+  const float *numbers;
+} made_tensor;
+
+/* Writes the format by hand. */
+static void put_safetensors(const char *path, const made_tensor *tensors, int n) {
+  static const char zeros[4096];
+  char header[8192] = "{";
+  unsigned char length[8] = {0};
+  int at = 0;
+  size_t used = 1;
+  for (int i = 0; i < n; i++) {
+    used += (size_t)snprintf(header + used, sizeof header - used,
+                             "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%d,%d]}",
+                             i > 0 ? "," : "", tensors[i].name, tensors[i].type, tensors[i].shape,
+                             at, at + tensors[i].bytes);
+    at += tensors[i].bytes;
+  }
+  used += (size_t)snprintf(header + used, sizeof header - used, "}");
+  while (used % 8 != 0)
+    header[used++] = ' ';
+  length[0] = (unsigned char)(used & 0xFF);
+  length[1] = (unsigned char)(used >> 8);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(length, 1, 8, file), 8);
+  assert_int_equal(fwrite(header, 1, used, file), used);
+  for (int i = 0; i < n; i++) {
+    const void *numbers = tensors[i].numbers ? (const void *)tensors[i].numbers : zeros;
+    assert_int_equal(fwrite(numbers, 1, (size_t)tensors[i].bytes, file), tensors[i].bytes);
+  }
+  assert_int_equal(fclose(file), 0);
+}
+
+#define N_TENSORS(tensors) ((int)(sizeof(tensors) / sizeof(tensors)[0]))
+
+enum { N_ODD_PARTS = 6, N_LAYER_PARTS = 8 };
+
+/* The layer in the folder w, its numbers as they lie there. */
+static mha_npy_array odd_parts[N_ODD_PARTS];
+
+static void read_odd_parts(void) {
+  static const char *const paths[N_ODD_PARTS] = {"w/a.W_Q.npy", "w/a.W_K.npy", "w/a.W_V.npy",
+                                                 "w/a.W_O.npy", "w/a.b_K.npy", "w/a.b_O.npy"};
+  mha_error error;
+  for (int i = 0; i < N_ODD_PARTS; i++)
+    test_expect(mha_npy_read(paths[i], MHA_NPY_FLOATS, NULL, &odd_parts[i], &error), MHA_OK,
+                &error);
+}
+
+static void release_odd_parts(void) {
+  for (int i = 0; i < N_ODD_PARTS; i++)
+    mha_npy_array_release(&odd_parts[i]);
+}
+
+static const float query_norm[D] = {0.5F, 1.5F, -1, 2, 0.75F};
+static const float key_norm[D] = {1, -0.5F, 0.25F, 1.25F, 3};
+
+/* Puts the odd layer's tensors, behind the prefix, into tensors[0 ...]; names live until the next
+ * call with the same `names`. */
+static void make_tensors(const char *prefix, char names[N_LAYER_PARTS][32],
+                         made_tensor tensors[N_LAYER_PARTS]) {
+  static const struct {
+    const char *name, *shape;
+  } parts[N_LAYER_PARTS] = {{"W_Q", "8,20"},        {"W_K", "6,10"},       {"W_V", "5,4"},
+                            {"W_O", "8,7"},         {"b_K", "10"},         {"b_O", "7"},
+                            {"q_norm.weight", "5"}, {"k_norm.weight", "5"}};
+  for (int i = 0; i < N_LAYER_PARTS; i++) {
+    (void)snprintf(names[i], 32, "%s%s", prefix, parts[i].name);
+    tensors[i] = (made_tensor){names[i], "F32", parts[i].shape, D * (int)sizeof(float),
+                               i == 6 ? query_norm : key_norm};
+    if (i < N_ODD_PARTS) {
+      tensors[i].bytes = (int)(odd_parts[i].n_elements * (int64_t)sizeof(float));
+      tensors[i].numbers = odd_parts[i].data;
+    }
+  }
+}
+
+/* The folder's layer in a file: found by its prefix, by an empty one, and without. */
+static void weights_come_from_safetensors(void **state) {
+  static answer expected;
+  char names[2][N_LAYER_PARTS][32];
+  made_tensor tensors[2 * N_LAYER_PARTS];
+  mha_attention a;
+  (void)state;
+  MHA_INIT(&a);
+  call_library(&a, &expected);
+  read_odd_parts();
+  make_tensors("a.", names[0], tensors);
+  put_safetensors("one.safetensors", tensors, N_ODD_PARTS);
+  check_run("one.safetensors", (const char *const[]){"--prefix", "a.", NULL}, &expected);
+  check_run("one.safetensors", (const char *const[]){NULL}, &expected);
+  RUN_BADLY(1, "one.safetensors", ODD_INPUTS, "--weights", "one.safetensors", "--prefix", "");
+  RUN_BADLY(1, "one.safetensors", ODD_INPUTS, "--weights", "one.safetensors", "--prefix", "a");
+  make_tensors("", names[0], tensors);
+  put_safetensors("one.safetensors", tensors, N_ODD_PARTS);
+  check_run("one.safetensors", (const char *const[]){"--prefix=", NULL}, &expected);
+  check_run("one.safetensors", (const char *const[]){NULL}, &expected);
+  make_tensors("a.", names[0], tensors);
+  make_tensors("b.", names[1], tensors + N_ODD_PARTS);
+  put_safetensors("two.safetensors", tensors, 2 * N_ODD_PARTS);
+  check_run("two.safetensors", (const char *const[]){"--prefix", "b.", NULL}, &expected);
+  RUN_BADLY(1, "\"b.\"", ODD_INPUTS, "--weights", "two.safetensors");
+  release_odd_parts();
+  assert_int_equal(unlink("one.safetensors") + unlink("two.safetensors"), 0);
+}
+
+/* ---- What belongs to the layer: normalisation and rotary positions ----------------------------
+ */
+
+enum { POSITIONS = 8, PAIRS = 2 };
+
+static float cosines[POSITIONS * PAIRS];
+static float sines[POSITIONS * PAIRS];
+
+static void set_halves(mha_config *c) {
+  c->rope = MHA_ROPE_HALVES;
+  c->rotary_size = 4;
+}
+static void set_interleaved(mha_config *c) {
+  c->rope = MHA_ROPE_INTERLEAVED;
+  c->rotary_size = 4;
+}
+static void set_base(mha_config *c) {
+  set_halves(c);
+  c->rope_base = 0.1;
+}
+static void set_narrow(mha_config *c) {
+  c->rope = MHA_ROPE_HALVES;
+  c->rotary_size = 2;
+}
+static void set_tables(mha_config *c) {
+  set_interleaved(c);
+  c->rope_positions = POSITIONS;
+  c->rope_cos = cosines;
+  c->rope_sin = sines;
+}
+
+static const struct {
+  void (*set)(mha_config *c);
+  const char *words[12];
+} layer_rows[] = {
+    {set_halves, {"--rope", "halves", "--rotary", "4"}},
+    {set_halves, {"--rotary=4", "--rope=halves", "--rope-base", "1e4"}},
+    {set_interleaved, {"--rope", "interleaved", "--rotary", "4"}},
+    {set_base, {"--rope", "halves", "--rotary", "4", "--rope-base", "0.1"}},
+    {set_narrow, {"--rope", "halves", "--rotary", "2"}},
+    {set_tables, {"--rope", "interleaved", "--rope-cos", "cos.npy", "--rope-sin", "sin.npy"}},
+    {set_tables,
+     {"--rope", "interleaved", "--rope-cos", "cos.npy", "--rope-sin", "sin.npy", "--rotary", "4"}},
+};
+
+static void rotary_options_reach_the_layer(void **state) {
+  static answer plain;
+  static answer expected;
+  test_random random;
+  mha_attention a;
+  (void)state;
+  MHA_INIT(&a);
+  call_library(&a, &plain);
+  test_random_seed(&random, 5);
+  PUT("cos.npy", cosines, 2, POSITIONS, PAIRS);
+  PUT("sin.npy", sines, 2, POSITIONS, PAIRS);
+  for (size_t i = 0; i < sizeof layer_rows / sizeof layer_rows[0]; i++) {
+    mha_config config = odd_config();
+    test_note("row %zu", i);
+    layer_rows[i].set(&config);
+    call_layer("w", "a.", &config, &a, &expected);
+    assert_memory_not_equal(&expected, &plain, sizeof plain);
+    check_odd_run(layer_rows[i].words, &expected);
+  }
+}
+
+static void norm_epsilon_reaches_the_layer(void **state) {
+  static answer expected;
+  static answer other;
+  char names[N_LAYER_PARTS][32];
+  made_tensor tensors[N_LAYER_PARTS];
+  mha_config config = odd_config();
+  mha_attention a;
+  (void)state;
+  MHA_INIT(&a);
+  read_odd_parts();
+  make_tensors("a.", names, tensors);
+  put_safetensors("norm.safetensors", tensors, N_LAYER_PARTS);
+  release_odd_parts();
+  config.norm_epsilon = 1e-6F;
+  call_layer("norm.safetensors", NULL, &config, &a, &other);
+  config.norm_epsilon = 0.25F;
+  call_layer("norm.safetensors", NULL, &config, &a, &expected);
+  assert_memory_not_equal(&expected, &other, sizeof other);
+  check_run("norm.safetensors", (const char *const[]){"--norm-epsilon", "0.25", NULL}, &expected);
+  RUN_BADLY(1, "norm_epsilon", ODD_INPUTS, "--weights", "norm.safetensors");
+  assert_int_equal(unlink("norm.safetensors"), 0);
+}
+
+/* ---- inspect -----------------------------------------------------------------------------------
+ */
+
+/* Every line of the text, in order, with runs of spaces read as one. */
+static void check_lines(const char *const *lines) {
+  static char text[TEXT_BYTES];
+  size_t n = 0;
+  for (const char *c = out_text; *c != '\0'; c++)
+    if (*c != ' ' || n == 0 || text[n - 1] != ' ')
+      text[n++] = *c;
+  text[n] = '\0';
+  const char *at = text;
+  for (; *lines; lines++) {
+    const size_t length = strlen(*lines);
+    if (strncmp(at, *lines, length) != 0 || at[length] != '\n')
+      test_failed("no line \"%s\" at \"%.60s\" in\n%s", *lines, at, out_text);
+    at += length + 1;
+  }
+  assert_string_equal(at, "");
+}
+
+#define CHECK_LINES(...) check_lines((const char *const[]){__VA_ARGS__, NULL})
+
+static void inspect_shows_tensors_and_layers(void **state) {
+  static const made_tensor tensors[] = {
+      {"b.q_proj.bias", "F16", "4", 8, NULL},
+      {"b.q_proj.weight", "F16", "4,2", 16, NULL},
+      {"b.o_proj.weight", "I8", "2,4", 8, NULL},
+      {"b.k_proj.weight", "BF16", "4,2", 16, NULL},
+      {"b.v_proj.weight", "F32", "4,2", 32, NULL},
+      {"c.in_proj_weight", "F32", "6,2", 48, NULL},
+      {"c.bias_k", "F32", "1,1,2", 8, NULL},
+      {"steps", "I64", "", 8, NULL},
+      {"none", "F64", "0", 0, NULL},
+  };
+  (void)state;
+  put_safetensors("in.safetensors", tensors, N_TENSORS(tensors));
+  RUN_WELL("inspect", "in.safetensors");
+  CHECK_LINES(
+      "in.safetensors: safetensors file, 9 tensors", "", "tensors",
+      " BF16 (4, 2) 16 bytes b.k_proj.weight", " I8 (2, 4) 8 bytes b.o_proj.weight",
+      " F16 (4,) 8 bytes b.q_proj.bias", " F16 (4, 2) 16 bytes b.q_proj.weight",
+      " F32 (4, 2) 32 bytes b.v_proj.weight", " F32 (1, 1, 2) 8 bytes c.bias_k",
+      " F32 (6, 2) 48 bytes c.in_proj_weight", " F64 (0,) 0 bytes none", " I64 () 8 bytes steps",
+      "", "layer \"b.\": Hugging Face, q_proj, [out][in]", " Wq F16 (4, 2) b.q_proj.weight",
+      " Wk BF16 (4, 2) b.k_proj.weight", " Wv F32 (4, 2) b.v_proj.weight",
+      " Wo I8 (2, 4) b.o_proj.weight (a type that is not loaded)", " bq F16 (4,) b.q_proj.bias", "",
+      "layer \"c.\": PyTorch, packed, [out][in]", " Wq Wk Wv F32 (6, 2) c.in_proj_weight",
+      " missing: c.out_proj.weight", " not supported: c.bias_k");
+  RUN_WELL("inspect", "in.safetensors", "--prefix", "c.");
+  CHECK_LINES("in.safetensors: safetensors file, 9 tensors", "", "tensors",
+              " F32 (1, 1, 2) 8 bytes c.bias_k", " F32 (6, 2) 48 bytes c.in_proj_weight", "",
+              "layer \"c.\": PyTorch, packed, [out][in]", " Wq Wk Wv F32 (6, 2) c.in_proj_weight",
+              " missing: c.out_proj.weight", " not supported: c.bias_k");
+  RUN_WELL("inspect", "--prefix=", "in.safetensors");
+  assert_non_null(strstr(out_text, " b.q_proj.bias\n"));
+  assert_string_equal(out_text + strlen(out_text) - 10, "\nno layer\n");
+  assert_int_equal(unlink("in.safetensors"), 0);
+}
+
+static void inspect_shows_folders(void **state) {
+  (void)state;
+  RUN_WELL("inspect", "w");
+  CHECK_LINES("w: folder, 6 tensors", "", "tensors", " <f4 (6, 10) 240 bytes a.W_K",
+              " <f4 (8, 7) 224 bytes a.W_O", " <f4 (8, 20) 640 bytes a.W_Q",
+              " <f4 (5, 4) 80 bytes a.W_V", " <f4 (10,) 40 bytes a.b_K", " <f4 (7,) 28 bytes a.b_O",
+              "", "layer \"a.\": the article, [in][out]", " Wq <f4 (8, 20) a.W_Q",
+              " Wk <f4 (6, 10) a.W_K", " Wv <f4 (5, 4) a.W_V", " Wo <f4 (8, 7) a.W_O",
+              " bk <f4 (10,) a.b_K", " bo <f4 (7,) a.b_O");
+}
+
+static void put_bytes(const char *path, const char *bytes, size_t n) {
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(bytes, 1, n, file), n);
+  assert_int_equal(fclose(file), 0);
+}
+
+/* Nothing in the text but printable ASCII and the ends of lines. */
+static void check_harmless(const char *text) {
+  for (const char *c = text; *c != '\0'; c++)
+    if (*c != '\n' && (*c < ' ' || *c > '~'))
+      test_failed("byte 0x%02X in \"%s\"", (unsigned)(unsigned char)*c, text);
+}
+
+static void inspect_refuses_bad_files(void **state) {
+  static const struct {
+    const char *bytes;
+    size_t n;
+  } files[] = {
+      {"", 0},
+      {"\2\0\0\0\0\0\0", 7},
+      {"\xff\xff\xff\xff\xff\xff\xff\xff{}", 10},
+      {"\2\0\0\0\0\0\0\0{}x", 11},
+      {"\2\0\0\0\0\0\0\0[]", 10},
+      {"\x93NUMPY\1\0", 8},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+    test_note("file %zu", i);
+    put_bytes("bad.safetensors", files[i].bytes, files[i].n);
+    RUN_BADLY(1, "bad.safetensors", "inspect", "bad.safetensors");
+  }
+  assert_int_equal(unlink("bad.safetensors"), 0);
+  RUN_BADLY(1, "absent", "inspect", "absent");
+  RUN_BADLY(1, "/dev/null", "inspect", "/dev/null");
+  assert_int_equal(mkdir("bad", 0700), 0);
+  put_bytes("bad/x.npy", "\x93NUMPY\1\0", 8);
+  RUN_BADLY(1, "bad/x.npy", "inspect", "bad");
+  assert_int_equal(unlink("bad/x.npy") + rmdir("bad"), 0);
+}
+
+/* What a file says never acts on the terminal, be the file refused or shown. */
+static void hostile_text_is_shown_harmless(void **state) {
+  static const made_tensor shown[] = {
+      {"\xe2\x80\xae"
+       "a.W_Q",
+       "\\u001b[31m", "1", 1, NULL},
+      {"\\u2066"
+       "b",
+       "x\\ny", "1", 1, NULL},
+      {"\xd8\x9c"
+       "c",
+       "\xc2\x9b"
+       "2J",
+       "1", 1, NULL},
+  };
+  static const char *const refused[] = {"\\u001b[2J", "\\n",  "\\u007f", "\\u009b",
+                                        "\xc2\x9b",   "\xff", "\\ud800", "\\u0000"};
+  (void)state;
+  put_safetensors("\x1b]0;x\a", shown, N_TENSORS(shown));
+  RUN_WELL("inspect", "\x1b]0;x\a");
+  check_harmless(out_text);
+  assert_memory_equal(out_text, "\\x1B]0;x\\x07: ", 13);
+  assert_non_null(strstr(out_text, " \\xE2\\x80\\xAEa.W_Q\n"));
+  assert_non_null(strstr(out_text, "layer \"\\xE2\\x80\\xAEa.\""));
+  assert_non_null(strstr(out_text, " \\xE2\\x81\\xA6b\n"));
+  assert_non_null(strstr(out_text, " \\xD8\\x9Cc\n"));
+  RUN_BADLY(1, "\\x1B]0;x\\x07", ODD_INPUTS, "--weights", "\x1b]0;x\a", "--prefix", "");
+  check_harmless(err_text);
+  assert_int_equal(unlink("\x1b]0;x\a"), 0);
+  for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+    const made_tensor tensors[] = {{refused[i], "F32", "1", 4, NULL}};
+    test_note("name %zu", i);
+    put_safetensors("bad.safetensors", tensors, 1);
+    RUN_BADLY(1, "bad.safetensors", "inspect", "bad.safetensors");
+    check_harmless(err_text);
+  }
+  assert_int_equal(unlink("bad.safetensors"), 0);
+}
+
 /* ---- Bad command lines ----------------------------------------------------------------------- */
 
 static const struct {
@@ -640,7 +1014,13 @@ static const struct {
     {"unknown option \"--svg\"", {ARTICLE_RUN, "--output", "y.npy", "--svg", "x.svg"}},
     {"unknown option \"--labels\"", {ARTICLE_RUN, "--output", "y.npy", "--labels", "x"}},
     {"unknown option \"--steps\"", {ARTICLE_RUN, "--output", "y.npy", "--steps"}},
-    {"unknown command \"inspect\"", {"inspect", article}},
+    {"FILE|DIR is missing; rule: a path", {"inspect"}},
+    {"FILE|DIR is missing", {"inspect", "--prefix", "a."}},
+    {"FILE|DIR is empty", {"inspect", ""}},
+    {"FILE|DIR is given twice", {"inspect", article, "w"}},
+    {"unknown option \"-w\"", {"inspect", "-w"}},
+    {"unknown option \"--heads\"", {"inspect", article, "--heads", "2"}},
+    {"unexpected word \"w\"", {ARTICLE_RUN, "w"}},
     {"unknown option \"--heads\"", {"demo", "--heads", "2"}},
     {"unexpected word \"x\"", {"demo", "x"}},
     {"unexpected word \"\"", {"demo", ""}},
@@ -698,7 +1078,29 @@ static const struct {
     {"--lengths is \"1,-1\"", {"run", "--lengths", "1,-1"}},
     {"--lengths is \"1 ,2\"", {"run", "--lengths", "1 ,2"}},
     {"--query-lengths is \"x\"", {"run", "--query-lengths", "x"}},
-    {"unexpected word \"a?b\"", {"demo", "a\nb"}},
+    {"--rope is \"half\"; rule: halves|interleaved", {"run", "--rope", "half"}},
+    {"--rope is \"\"", {"run", "--rope="}},
+    {"--rope-base is \"0\"; rule: a finite number greater than 0", {"run", "--rope-base", "0"}},
+    {"--rope-base is \"-1\"", {"run", "--rope-base", "-1"}},
+    {"--norm-epsilon is \"0\"", {"run", "--norm-epsilon", "0"}},
+    {"--norm-epsilon is \"1e-60\"", {"run", "--norm-epsilon", "1e-60"}},
+    {"--norm-epsilon is \"nan\"", {"run", "--norm-epsilon", "nan"}},
+    {"--rotary is \"0\"", {"run", "--rotary", "0"}},
+    {"--rotary is 3; rule: an even number",
+     {ARTICLE_RUN, "--output", "y.npy", "--rope", "halves", "--rotary", "3"}},
+    {"--rotary is given without --rope", {ARTICLE_RUN, "--output", "y.npy", "--rotary", "2"}},
+    {"--rope-base is given without --rope", {ARTICLE_RUN, "--output", "y.npy", "--rope-base", "2"}},
+    {"--rope-cos is given without --rope; rule",
+     {ARTICLE_RUN, "--output", "y.npy", "--rope-cos", "c.npy", "--rope-sin", "s.npy"}},
+    {"one of --rope-cos and --rope-sin is given alone",
+     {ARTICLE_RUN, "--output", "y.npy", "--rope", "halves", "--rope-sin", "s.npy"}},
+    {"--rope-base is given with --rope-cos",
+     {ARTICLE_RUN, "--output", "y.npy", "--rope", "halves", "--rope-cos", "c.npy", "--rope-sin",
+      "s.npy", "--rope-base", "2"}},
+    {"unexpected word \"a\\x0Ab\"", {"demo", "a\nb"}},
+    {"unexpected word \"\\x1B[2J\\xC2\\x9B1m\\xFF\\xE2\\x80\\xAE\xC3\xA9\"",
+     {"demo", "\x1B[2J\xC2\x9B"
+              "1m\xFF\xE2\x80\xAE\xC3\xA9"}},
 };
 
 static void bad_command_lines(void **state) {
@@ -719,11 +1121,21 @@ static const struct {
 } data_rows[] = {
     {"absent does not exist",
      {"run", "--weights", "absent", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"q.npy is a file",
+    {"q.npy: a header length of ",
      {"run", "--weights", "q.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"w/W_Q.npy does not exist",
+    {"w: a.W_K has shape (6, 10)",
      {"run", "--weights", "w", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"/W_Q.npy has shape (8, 8), for 3 heads",
+    {"w holds no layer under the prefix \"\"", {ODD_INPUTS, "--weights", "w", "--prefix", ""}},
+    {"cos.npy has shape (3, 4); rule: the shape of --rope-cos",
+     {ODD_RUN, "--rope", "halves", "--rope-cos", "short_cos.npy", "--rope-sin", "cos.npy"}},
+    {"cos.npy has shape (3, 4); rule: [positions][R/2] with the R of --rotary",
+     {ODD_RUN, "--rope", "halves", "--rope-cos", "cos.npy", "--rope-sin", "cos.npy", "--rotary",
+      "4"}},
+    {"two.npy has shape (2,); rule: [positions][R/2]",
+     {ODD_RUN, "--rope", "halves", "--rope-cos", "two.npy", "--rope-sin", "two.npy"}},
+    {"absent.npy cannot be opened: ",
+     {ODD_RUN, "--rope", "halves", "--rope-cos", "cos.npy", "--rope-sin", "absent.npy"}},
+    {"W_Q has shape (8, 8), for H = 3",
      {"run", "--weights", article, "--heads", "3", "--input", article_x, "--output", "y.npy"}},
     {"absent.npy cannot be opened: ",
      {"run", "--weights", article, "--heads", "2", "--input", "absent.npy", "--output", "y.npy"}},
@@ -777,6 +1189,8 @@ static void put_bad_files(void) {
   assert_int_equal(fclose(file), 0);
   PUT("short.npy", numbers, 3, B, 3, EV);
   PUT("two.npy", numbers, 1, 2);
+  PUT("cos.npy", numbers, 2, 3, 4);
+  PUT("short_cos.npy", numbers, 2, 2, 4);
   put_mask("narrow.npy", ones, 5, "(5,)");
   put_mask("deep.npy", ones, 6, "(1, 1, 1, 1, 6)");
   put_mask("scalar.npy", ones, 1, "()");
@@ -804,10 +1218,16 @@ static void bad_data(void **state) {
 /* ---- Help and version ------------------------------------------------------------------------ */
 
 static void help_names_every_option(void **state) {
-  static const char *const names[] = {"--weights DIR",
+  static const char *const names[] = {"--weights FILE|DIR",
                                       "--prefix P",
                                       "--heads H",
                                       "--kv-heads G",
+                                      "--norm-epsilon E",
+                                      "--rope halves|interleaved",
+                                      "--rope-base B",
+                                      "--rotary R",
+                                      "--rope-cos C.npy",
+                                      "--rope-sin S.npy",
                                       "--input X.npy",
                                       "--key K.npy",
                                       "--value V.npy",
@@ -843,6 +1263,11 @@ static void help_names_every_option(void **state) {
       longest = strlen(line) > longest ? strlen(line) : longest;
     assert_in_range(longest, 40, 80);
   }
+  RUN_WELL("inspect", "--help");
+  assert_non_null(strstr(out_text, "mha inspect FILE|DIR [options]"));
+  assert_non_null(strstr(out_text, "  FILE|DIR  (required)\n"));
+  assert_non_null(strstr(out_text, "--prefix P"));
+  assert_null(strstr(out_text, "--heads"));
   RUN_WELL("demo", "--help");
   assert_non_null(strstr(out_text, "--trace"));
   assert_null(strstr(out_text, "--weights"));
@@ -908,6 +1333,13 @@ int main(void) {
       cmocka_unit_test(inputs_default_to_each_other),
       cmocka_unit_test(empty_inputs_give_empty_outputs),
       cmocka_unit_test(an_input_may_be_replaced),
+      cmocka_unit_test(weights_come_from_safetensors),
+      cmocka_unit_test(rotary_options_reach_the_layer),
+      cmocka_unit_test(norm_epsilon_reaches_the_layer),
+      cmocka_unit_test(inspect_shows_tensors_and_layers),
+      cmocka_unit_test(inspect_shows_folders),
+      cmocka_unit_test(inspect_refuses_bad_files),
+      cmocka_unit_test(hostile_text_is_shown_harmless),
       cmocka_unit_test(bad_command_lines),
       cmocka_unit_test(bad_data),
       cmocka_unit_test(help_names_every_option),

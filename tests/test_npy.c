@@ -684,7 +684,7 @@ static void long_paths_leave_room_in_messages(void **state) {
   /* the cut never falls within a character: 3 bytes each, and the cut would leave 2 of one */
   for (size_t i = 0; i < sizeof path - 1; i++)
     path[i] = "\xE2\x82\xAC"[i % 3];
-  assert_int_equal((unsigned char)mha_npy_shown_path(path)[0], 0xE2);
+  assert_int_equal((unsigned char)mha_shown_path(path)[0], 0xE2);
 }
 
 /* ---- The writer ------------------------------------------------------------------------------ */
@@ -770,7 +770,7 @@ static void staged_files_touch_nothing(void **state) {
   static const int64_t shape[1] = {2};
   static const float first[2] = {1, 2};
   static const float second[2] = {3, 4};
-  mha_npy_output output;
+  mha_output output;
   mha_error error;
   (void)state;
   assert_int_equal(mha_npy_write("some/out.npy", 1, shape, first, &error), MHA_OK);
@@ -778,11 +778,11 @@ static void staged_files_touch_nothing(void **state) {
   assert_int_equal(mha_npy_stage("some/out.npy", 1, shape, second, &output, &error), MHA_OK);
   check_written("some/out.npy", 1, shape, first, 2);
   assert_int_equal(files_in("some"), 2);
-  mha_npy_discard(&output);
-  mha_npy_discard(&output);
+  mha_output_discard(&output);
+  mha_output_discard(&output);
   assert_int_equal(files_in("some"), 1);
   assert_int_equal(mha_npy_stage("some/out.npy", 1, shape, second, &output, &error), MHA_OK);
-  assert_int_equal(mha_npy_commit(&output, &error), MHA_OK);
+  assert_int_equal(mha_output_commit(&output, &error), MHA_OK);
   check_written("some/out.npy", 1, shape, second, 2);
   struct stat info;
   assert_int_equal(stat("some/out.npy", &info), 0);

@@ -289,7 +289,7 @@ static void folders_that_do_not_fit(void **state) {
   assert_non_null(strstr(error.message, "no/such/folder"));
   test_expect(mha_weights_load(&config, MHA_TEST_DATA_DIR "/article", "layer.", &weights, &error),
               MHA_ERROR_WEIGHTS, &error);
-  assert_non_null(strstr(error.message, "layer.W_Q"));
+  assert_non_null(strstr(error.message, "layer."));
   test_expect(mha_weights_load(NULL, MHA_TEST_DATA_DIR "/article", NULL, &weights, &error),
               MHA_ERROR_NULL, &error);
   test_expect(mha_weights_load(&config, NULL, NULL, &weights, &error), MHA_ERROR_NULL, &error);

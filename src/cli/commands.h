@@ -16,4 +16,7 @@ mha_status mha_run(const mha_options *options, mha_error *error);
 /* What options forbid each other, before any file is opened: an error of the command line. */
 mha_status mha_run_check(const mha_options *options, mha_error *error);
 
+/* What is in a safetensors file or a folder of .npy files, and which layers that makes. */
+mha_status mha_inspect(const mha_options *options, mha_error *error);
+
 #endif

@@ -1,29 +1,34 @@
 /* Owns the command `mha`: which command runs, what is printed where, the exit status. */
 #include "commands.h"
+#include "terminal.h"
 
 #include "../error.h"
 
 #include <string.h>
 
+#define COMMANDS "demo, run or inspect"
+
 static const struct {
   const char *name;
+  const char *words; /* what follows it */
   const char *help;
   int bit;
   mha_status (*check)(const mha_options *options, mha_error *error); /* NULL = nothing to check */
   mha_status (*run)(const mha_options *options, mha_error *error);
 } commands[] = {
-    {"demo", "the article's example: each step's shape, and the output", MHA_COMMAND_DEMO, NULL,
-     mha_demo},
-    {"run", "one layer over .npy files", MHA_COMMAND_RUN, mha_run_check, mha_run},
+    {"demo", "[options]", "the article's example: each step's shape, and the output",
+     MHA_COMMAND_DEMO, NULL, mha_demo},
+    {"run", "[options]", "one layer over .npy files", MHA_COMMAND_RUN, mha_run_check, mha_run},
+    {"inspect", "FILE|DIR [options]", "the tensors of a file, and the layers they make",
+     MHA_COMMAND_INSPECT, NULL, mha_inspect},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-/* One line, whatever a path or a word may hold. */
+/* One line, whatever a path, a word or a file may hold. */
 static int fail(int exit_status, const char *message) {
   fputs("mha: ", stderr);
-  for (; *message != '\0'; message++)
-    fputc((unsigned char)*message < ' ' || *message == 0x7F ? '?' : *message, stderr);
+  (void)mha_terminal_print(message, strlen(message), stderr);
   fputc('\n', stderr);
   return exit_status;
 }
@@ -35,11 +40,16 @@ static int finish(void) {
                                                : MHA_EXIT_OK;
 }
 
+static void print_usage(int command) {
+  printf("mha %s %s   %s\n", commands[command].name, commands[command].words,
+         commands[command].help);
+  mha_options_help(commands[command].bit, stdout);
+}
+
 static int print_help(void) {
   puts("mha - multi-head attention on the CPU\n");
   for (int i = 0; i < N_COMMANDS; i++) {
-    printf("mha %s [options]   %s\n", commands[i].name, commands[i].help);
-    mha_options_help(commands[i].bit, stdout);
+    print_usage(i);
     puts("");
   }
   puts("mha --help      print this\n"
@@ -59,8 +69,7 @@ static int print_version(void) {
 }
 
 static int print_command_help(int command) {
-  printf("mha %s [options]   %s\n", commands[command].name, commands[command].help);
-  mha_options_help(commands[command].bit, stdout);
+  print_usage(command);
   return finish();
 }
 
@@ -94,7 +103,7 @@ static int parse_and_run(int command, int n_words, char **words) {
 int main(int argc, char **argv) {
   mha_error error;
   if (argc < 2)
-    return fail(MHA_EXIT_USAGE, "no command; rule: demo or run, and --help explains them");
+    return fail(MHA_EXIT_USAGE, "no command; rule: " COMMANDS ", and --help explains them");
   const bool alone = argc == 2;
   if (alone && strcmp(argv[1], "--help") == 0)
     return print_help();
@@ -104,6 +113,7 @@ int main(int argc, char **argv) {
     if (strcmp(argv[1], commands[i].name) == 0)
       return parse_and_run(i, argc - 2, argv + 2);
   (void)mha_fail(&error, MHA_ERROR_VALUE,
-                 "unknown command \"%.64s\"; rule: demo or run, and --help explains them", argv[1]);
+                 "unknown command \"%.64s\"; rule: " COMMANDS ", and --help explains them",
+                 argv[1]);
   return fail(MHA_EXIT_USAGE, error.message);
 }

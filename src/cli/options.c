@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,21 +14,23 @@
 
 /* Shapes of values. */
 typedef enum value_kind {
-  KIND_FLAG,    /* no value */
-  KIND_TEXT,    /* a path: any word but the empty one */
-  KIND_PREFIX,  /* any word */
-  KIND_INTEGER, /* a whole number from lowest to highest */
-  KIND_NUMBER,  /* a finite number; lowest is 0 or INT64_MIN, no bound */
-  KIND_LIST,    /* whole numbers of at least lowest */
-  KIND_PAIR,    /* two of them */
-  KIND_ALIGN    /* top-left, bottom-right or an offset */
+  KIND_FLAG,     /* no value */
+  KIND_TEXT,     /* a path: any word but the empty one */
+  KIND_PREFIX,   /* any word */
+  KIND_INTEGER,  /* a whole number from lowest to highest */
+  KIND_NUMBER,   /* a finite number; lowest is 0 or INT64_MIN, no bound */
+  KIND_POSITIVE, /* one that is greater than 0 */
+  KIND_LIST,     /* whole numbers of at least lowest */
+  KIND_PAIR,     /* two of them */
+  KIND_ALIGN,    /* top-left, bottom-right or an offset */
+  KIND_ROPE      /* halves or interleaved */
 } value_kind;
 
-enum { DEMO = MHA_COMMAND_DEMO, RUN = MHA_COMMAND_RUN };
+enum { DEMO = MHA_COMMAND_DEMO, RUN = MHA_COMMAND_RUN, INSPECT = MHA_COMMAND_INSPECT };
 
 static const struct option_row {
-  const char *name;
-  const char *argument; /* as --help shows it; NULL for a flag */
+  const char *name;     /* without dashes: a word that stands alone, shown by this name */
+  const char *argument; /* as --help shows it; NULL for a flag and for a word that stands alone */
   value_kind kind;
   int commands;
   bool required;
@@ -37,15 +40,32 @@ static const struct option_row {
   const char *help;
 } table[MHA_N_OPTIONS] = {
     /* clang-format off */
-    [MHA_OPTION_WEIGHTS] = {"--weights", "DIR", KIND_TEXT, RUN, true, {0, 0},
-        "folder with W_Q.npy, W_K.npy, W_V.npy and W_O.npy, each [in][out], and b_Q.npy, "
-        "b_K.npy, b_V.npy, b_O.npy where there are biases"},
-    [MHA_OPTION_PREFIX] = {"--prefix", "P", KIND_PREFIX, RUN, false, {0, 0},
-        "stands before the names of the weights as given, dot included"},
+    [MHA_OPTION_PATH] = {"FILE|DIR", NULL, KIND_TEXT, INSPECT, true, {0, 0},
+        "safetensors file, or folder of .npy files"},
+    [MHA_OPTION_WEIGHTS] = {"--weights", "FILE|DIR", KIND_TEXT, RUN, true, {0, 0},
+        "safetensors file or folder of .npy files with the layer's tensors, named as PyTorch, "
+        "Hugging Face or GPT-2 do, or W_Q, W_K, W_V, W_O and, where there are biases, b_Q, b_K, "
+        "b_V, b_O"},
+    [MHA_OPTION_PREFIX] = {"--prefix", "P", KIND_PREFIX, RUN | INSPECT, false, {0, 0},
+        "stands before the names of the layer's tensors as given, dot included; may be empty "
+        "(default: whatever stands before them)"},
     [MHA_OPTION_HEADS] = {"--heads", "H", KIND_INTEGER, RUN, true, {1, INT32_MAX},
         "number of heads"},
     [MHA_OPTION_KV_HEADS] = {"--kv-heads", "G", KIND_INTEGER, RUN, false, {1, INT32_MAX},
         "number of key/value heads, which divides H (default H)"},
+    [MHA_OPTION_NORM_EPSILON] = {"--norm-epsilon", "E", KIND_POSITIVE, RUN, false, {0, 0},
+        "eps of the RMS normalisation of Q and K; needed where the weights have one"},
+    [MHA_OPTION_ROPE] = {"--rope", "halves|interleaved", KIND_ROPE, RUN, false, {0, 0},
+        "rotary positions: which elements of a head turn together, p and p + R/2 or 2p and "
+        "2p + 1 (default: none)"},
+    [MHA_OPTION_ROPE_BASE] = {"--rope-base", "B", KIND_POSITIVE, RUN, false, {0, 0},
+        "pair p turns by position*B^(-2p/R) (default 10000)"},
+    [MHA_OPTION_ROTARY] = {"--rotary", "R", KIND_INTEGER, RUN, false, {2, INT32_MAX},
+        "elements of each head that turn, even (default: as the tables have it, or d)"},
+    [MHA_OPTION_ROPE_COS] = {"--rope-cos", "C.npy", KIND_TEXT, RUN, false, {0, 0},
+        "cosines of the angles in place of --rope-base, [positions][R/2]"},
+    [MHA_OPTION_ROPE_SIN] = {"--rope-sin", "S.npy", KIND_TEXT, RUN, false, {0, 0},
+        "the sines that go with --rope-cos"},
     [MHA_OPTION_INPUT] = {"--input", "X.npy", KIND_TEXT, RUN, true, {0, 0},
         "queries, [Lq][Eq] or [B][Lq][Eq]"},
     [MHA_OPTION_KEY] = {"--key", "K.npy", KIND_TEXT, RUN, false, {0, 0},
@@ -90,7 +110,7 @@ static const struct option_row {
         "print name, shape and strides of each step"},
     [MHA_OPTION_THREADS] = {"--threads", "N", KIND_INTEGER, RUN, false, {0, 1024},
         "number of threads; 0 = as many as the BLAS would use (default 0)"},
-    [MHA_OPTION_HELP] = {"--help", NULL, KIND_FLAG, DEMO | RUN, false, {0, 0},
+    [MHA_OPTION_HELP] = {"--help", NULL, KIND_FLAG, DEMO | RUN | INSPECT, false, {0, 0},
         "print this"},
     /* clang-format on */
 };
@@ -130,15 +150,19 @@ static mha_status take_integer(const struct option_row *row, mha_option_value *v
 static mha_status take_number(const struct option_row *row, mha_option_value *value,
                               mha_error *error) {
   char *end = NULL;
+  const bool positive = row->kind == KIND_POSITIVE;
   const bool bounded = row->range.lowest == 0;
   if (begins_number(value->text)) {
-    value->number = strtof(value->text, &end);
-    if (end != value->text && *end == '\0' && isfinite(value->number) &&
-        (!bounded || value->number >= 0))
+    value->number = strtod(value->text, &end);
+    if (end != value->text && *end == '\0' && fabs(value->number) <= (double)FLT_MAX &&
+        (!bounded || value->number >= 0) && (!positive || (float)value->number > 0))
       return MHA_OK;
   }
   return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%.64s\"; rule: a finite number%s", row->name,
-                  value->text, bounded ? ", at least 0" : "");
+                  value->text,
+                  positive  ? " greater than 0"
+                  : bounded ? ", at least 0"
+                            : "");
 }
 
 static mha_status take_alignment(const struct option_row *row, mha_option_value *value,
@@ -154,6 +178,17 @@ static mha_status take_alignment(const struct option_row *row, mha_option_value 
                     "%s is \"%.64s\"; rule: top-left, bottom-right or a whole number", row->name,
                     value->text);
   return MHA_OK;
+}
+
+static mha_status take_rope(const struct option_row *row, mha_option_value *value,
+                            mha_error *error) {
+  value->rope = strcmp(value->text, "halves") == 0        ? MHA_ROPE_HALVES
+                : strcmp(value->text, "interleaved") == 0 ? MHA_ROPE_INTERLEAVED
+                                                          : MHA_ROPE_NONE;
+  if (value->rope != MHA_ROPE_NONE)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%.64s\"; rule: %s", row->name, value->text,
+                  row->argument);
 }
 
 static int64_t count_items(const char *text) {
@@ -194,31 +229,42 @@ static mha_status take_value(const struct option_row *row, mha_option_value *val
   case KIND_PREFIX:
     return MHA_OK;
   case KIND_TEXT:
-    return *value->text != '\0' ? MHA_OK
-                                : mha_fail(error, MHA_ERROR_VALUE, "%s is empty; rule: a path, %s",
-                                           row->name, row->argument);
+    return *value->text != '\0'
+               ? MHA_OK
+               : mha_fail(error, MHA_ERROR_VALUE, "%s is empty; rule: a path", row->name);
   case KIND_INTEGER:
     return take_integer(row, value, error);
   case KIND_NUMBER:
+  case KIND_POSITIVE:
     return take_number(row, value, error);
   case KIND_LIST:
   case KIND_PAIR:
     return take_list(row, value, error);
   case KIND_ALIGN:
     return take_alignment(row, value, error);
+  case KIND_ROPE:
+    return take_rope(row, value, error);
   }
   return MHA_ERROR_VALUE;
 }
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
-/* The option of `command` whose name `word` is or begins with before a '='; -1 if none. */
+static bool has_name(const char *word) {
+  return word[0] == '-';
+}
+
+/* The option of `command` whose name `word` is or begins with before a '=', or that stands without
+ * a name; -1 if none. */
 static int find_option(int command, const char *word) {
   const size_t length = strcspn(word, "=");
-  for (int i = 0; i < MHA_N_OPTIONS; i++)
-    if ((table[i].commands & command) && strlen(table[i].name) == length &&
-        memcmp(table[i].name, word, length) == 0)
+  for (int i = 0; i < MHA_N_OPTIONS; i++) {
+    if (!(table[i].commands & command) || has_name(table[i].name) != has_name(word))
+      continue;
+    if (!has_name(word) ||
+        (strlen(table[i].name) == length && memcmp(table[i].name, word, length) == 0))
       return i;
+  }
   return -1;
 }
 
@@ -227,10 +273,10 @@ static mha_status take_option(int command, int n_words, char **words, int *next,
                               mha_options *options, mha_error *error) {
   const char *word = words[(*next)++];
   const int option = find_option(command, word);
-  const char *equals = strchr(word, '=');
+  const char *equals = has_name(word) ? strchr(word, '=') : NULL;
   if (option < 0)
     return mha_fail(error, MHA_ERROR_VALUE, "%s \"%.64s\"; rule: --help lists the options",
-                    *word == '-' ? "unknown option" : "unexpected word", word);
+                    has_name(word) ? "unknown option" : "unexpected word", word);
   const struct option_row *row = &table[option];
   mha_option_value *value = &options->values[option];
   if (value->given)
@@ -238,13 +284,21 @@ static mha_status take_option(int command, int n_words, char **words, int *next,
   if (row->kind == KIND_FLAG && equals)
     return mha_fail(error, MHA_ERROR_VALUE, "\"%.64s\" has a value; rule: %s takes none", word,
                     row->name);
-  if (row->kind != KIND_FLAG && !equals && *next == n_words)
+  if (row->argument && !equals && *next == n_words)
     return mha_fail(error, MHA_ERROR_VALUE, "%s has no value; rule: %s %s", row->name, row->name,
                     row->argument);
   value->given = true;
-  if (row->kind != KIND_FLAG)
+  if (row->argument)
     value->text = equals ? equals + 1 : words[(*next)++];
+  else if (row->kind != KIND_FLAG)
+    value->text = word;
   return take_value(row, value, error);
+}
+
+static mha_status fail_missing(const struct option_row *row, mha_error *error) {
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is missing; rule: %s%s%s", row->name,
+                  row->argument ? row->name : "a path", row->argument ? " " : "",
+                  row->argument ? row->argument : "");
 }
 
 mha_status mha_options_parse(int command, int n_words, char **words, mha_options *options,
@@ -257,8 +311,7 @@ mha_status mha_options_parse(int command, int n_words, char **words, mha_options
     return status;
   for (int i = 0; i < MHA_N_OPTIONS; i++)
     if (table[i].required && (table[i].commands & command) && !options->values[i].given)
-      return mha_fail(error, MHA_ERROR_VALUE, "%s is missing; rule: %s %s", table[i].name,
-                      table[i].name, table[i].argument);
+      return fail_missing(&table[i], error);
   return MHA_OK;
 }
 

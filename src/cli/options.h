@@ -8,13 +8,20 @@
 #include <stdio.h>
 
 /* Commands, as bits: an option belongs to one or more of them. */
-enum { MHA_COMMAND_DEMO = 1, MHA_COMMAND_RUN = 2 };
+enum { MHA_COMMAND_DEMO = 1, MHA_COMMAND_RUN = 2, MHA_COMMAND_INSPECT = 4 };
 
 typedef enum mha_option {
+  MHA_OPTION_PATH, /* the one word that stands without a name before it */
   MHA_OPTION_WEIGHTS,
   MHA_OPTION_PREFIX,
   MHA_OPTION_HEADS,
   MHA_OPTION_KV_HEADS,
+  MHA_OPTION_NORM_EPSILON,
+  MHA_OPTION_ROPE,
+  MHA_OPTION_ROPE_BASE,
+  MHA_OPTION_ROTARY,
+  MHA_OPTION_ROPE_COS,
+  MHA_OPTION_ROPE_SIN,
   MHA_OPTION_INPUT,
   MHA_OPTION_KEY,
   MHA_OPTION_VALUE,
@@ -45,7 +52,8 @@ typedef struct mha_option_value {
   const char *text;  /* the word as it stands in argv */
   int64_t integer;   /* a number, or the offset of --align */
   int32_t alignment; /* mha_alignment of --align */
-  float number;      /* --scale, --softcap */
+  int32_t rope;      /* mha_rope of --rope */
+  double number;     /* finite as a float too */
   int64_t *list;     /* --window, --lengths, --query-lengths */
   int64_t list_count;
 } mha_option_value;

@@ -5,6 +5,7 @@
 
 #include "../error.h"
 #include "../files/npy.h"
+#include "../files/path.h"
 #include "../memory.h"
 
 #include <inttypes.h>
@@ -29,7 +30,7 @@ typedef struct run {
   mha_context *context;
   mha_config config; /* of the layer, every size derived */
   bool has_batch;    /* the input has a batch dimension, so the results have it too */
-  mha_npy_array query, key, value, attend, bias, slopes, sinks;
+  mha_npy_array query, key, value, attend, bias, slopes, sinks, cosines, sines;
   mha_attention attention;
   mha_forward_args args;
   result results[N_RESULTS];
@@ -40,6 +41,28 @@ static const mha_option_value *option(const run *r, mha_option which) {
 }
 
 /* ---- The command line ------------------------------------------------------------------------ */
+
+static mha_status check_rope(const mha_options *options, mha_error *error) {
+  const mha_option_value *v = options->values;
+  const bool tables = v[MHA_OPTION_ROPE_COS].given;
+  if (v[MHA_OPTION_ROPE_SIN].given != tables)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "one of --rope-cos and --rope-sin is given alone; rule: both or none");
+  if (tables && v[MHA_OPTION_ROPE_BASE].given)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "--rope-base is given with --rope-cos; rule: angles come from one of them");
+  if (!v[MHA_OPTION_ROPE].given &&
+      (tables || v[MHA_OPTION_ROPE_BASE].given || v[MHA_OPTION_ROTARY].given))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "%s is given without --rope; rule: --rope says which elements turn together",
+                    tables                          ? "--rope-cos"
+                    : v[MHA_OPTION_ROPE_BASE].given ? "--rope-base"
+                                                    : "--rotary");
+  if (v[MHA_OPTION_ROTARY].integer % 2 != 0)
+    return mha_fail(error, MHA_ERROR_VALUE, "--rotary is %" PRId64 "; rule: an even number",
+                    v[MHA_OPTION_ROTARY].integer);
+  return MHA_OK;
+}
 
 mha_status mha_run_check(const mha_options *options, mha_error *error) {
   const mha_option_value *v = options->values;
@@ -56,6 +79,8 @@ mha_status mha_run_check(const mha_options *options, mha_error *error) {
     return mha_fail(error, MHA_ERROR_HEADS,
                     "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",
                     v[MHA_OPTION_KV_HEADS].integer, v[MHA_OPTION_HEADS].integer);
+  if (check_rope(options, error))
+    return MHA_ERROR_VALUE;
   for (int i = 0; i < N_RESULTS; i++)
     for (int j = 0; j < i; j++)
       if (v[result_options[i]].given && v[result_options[j]].given &&
@@ -68,14 +93,53 @@ mha_status mha_run_check(const mha_options *options, mha_error *error) {
 
 /* ---- Layer and sequences --------------------------------------------------------------------- */
 
+static mha_status fail_shape(const char *path, const mha_npy_array *array, const char *rule,
+                             mha_error *error) {
+  char shape[128];
+  return mha_fail(error, MHA_ERROR_SIZE, "%s has shape %s; rule: %s", mha_shown_path(path),
+                  mha_npy_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
+}
+
+/* The tables of cosines and sines, [positions][rotary/2] each, which are not copied. */
+static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
+  const char *cosines = option(r, MHA_OPTION_ROPE_COS)->text;
+  const char *sines = option(r, MHA_OPTION_ROPE_SIN)->text;
+  if (!cosines)
+    return MHA_OK;
+  mha_status status = mha_npy_read(cosines, MHA_NPY_FLOATS, NULL, &r->cosines, error);
+  if (!status)
+    status = mha_npy_read(sines, MHA_NPY_FLOATS, NULL, &r->sines, error);
+  if (status)
+    return status;
+  const int64_t *shape = r->cosines.shape;
+  if (r->cosines.rank != 2 || shape[1] < 1 || shape[1] > INT32_MAX)
+    return fail_shape(cosines, &r->cosines, "[positions][R/2] with R/2 of at least 1", error);
+  if (config->rotary_size == 0)
+    config->rotary_size = 2 * shape[1];
+  if (config->rotary_size != 2 * shape[1])
+    return fail_shape(cosines, &r->cosines, "[positions][R/2] with the R of --rotary", error);
+  if (r->sines.rank != 2 || r->sines.shape[0] != shape[0] || r->sines.shape[1] != shape[1])
+    return fail_shape(sines, &r->sines, "the shape of --rope-cos", error);
+  config->rope_positions = shape[0];
+  config->rope_cos = r->cosines.data;
+  config->rope_sin = r->sines.data;
+  return MHA_OK;
+}
+
 static mha_status create(run *r, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
   MHA_INIT(&config);
   config.n_heads = option(r, MHA_OPTION_HEADS)->integer;
   config.n_kv_heads = option(r, MHA_OPTION_KV_HEADS)->integer;
-  mha_status status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
-                                       option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
+  config.norm_epsilon = (float)option(r, MHA_OPTION_NORM_EPSILON)->number;
+  config.rope = option(r, MHA_OPTION_ROPE)->rope;
+  config.rope_base = option(r, MHA_OPTION_ROPE_BASE)->number;
+  config.rotary_size = option(r, MHA_OPTION_ROTARY)->integer;
+  mha_status status = read_tables(r, &config, error);
+  if (!status)
+    status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
+                              option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
   MHA_INIT(&r->config);
   if (!status)
     status = mha_weights_config(r->weights, &r->config, error);
@@ -86,13 +150,6 @@ static mha_status create(run *r, mha_error *error) {
   if (!status && option(r, MHA_OPTION_TRACE)->given)
     status = mha_context_trace(r->context, mha_view_trace, stdout, error);
   return status;
-}
-
-static mha_status fail_shape(const char *path, const mha_npy_array *array, const char *rule,
-                             mha_error *error) {
-  char shape[128];
-  return mha_fail(error, MHA_ERROR_SIZE, "%s has shape %s; rule: %s", mha_npy_shown_path(path),
-                  mha_npy_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
 }
 
 /* Reads [L][width] or [B][L][width]; `letter` names the width. */
@@ -228,8 +285,8 @@ static void take_rules(run *r) {
   a->causal = option(r, MHA_OPTION_CAUSAL)->given;
   a->alignment = option(r, MHA_OPTION_ALIGN)->alignment;
   a->offset = option(r, MHA_OPTION_ALIGN)->integer;
-  a->scale = option(r, MHA_OPTION_SCALE)->number;
-  a->softcap = option(r, MHA_OPTION_SOFTCAP)->number;
+  a->scale = (float)option(r, MHA_OPTION_SCALE)->number;
+  a->softcap = (float)option(r, MHA_OPTION_SOFTCAP)->number;
   if (option(r, MHA_OPTION_SCALE)->given)
     a->flags |= MHA_SCALE;
   if (option(r, MHA_OPTION_SOFTCAP)->given)
@@ -279,12 +336,12 @@ static mha_status make_result(run *r, int which, int rank, const int64_t *shape,
   if (!fits || layout.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "the numbers for %s overflow; rule: they fit the address space",
-                    mha_npy_shown_path(value->text));
+                    mha_shown_path(value->text));
   made->bytes = layout.bytes ? layout.bytes : MHA_ALIGNMENT;
   made->data = mha_memory_allocate(&memory, made->bytes);
   if (!made->data)
     return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of %s", made->bytes,
-                    mha_npy_shown_path(value->text));
+                    mha_shown_path(value->text));
   made->shape[0] = r->args.batch;
   made->rank = rank + (r->has_batch ? 1 : 0);
   memcpy(made->shape + (r->has_batch ? 1 : 0), shape, (size_t)rank * sizeof shape[0]);
@@ -315,7 +372,7 @@ static mha_status make_results(run *r, mha_error *error) {
 
 /* All files are complete under temporary names before the first one gets its own. */
 static mha_status write_results(const run *r, mha_error *error) {
-  mha_npy_output files[N_RESULTS];
+  mha_output files[N_RESULTS];
   mha_status status = MHA_OK;
   for (int i = 0; i < N_RESULTS; i++)
     files[i].temporary[0] = '\0';
@@ -325,22 +382,22 @@ static mha_status write_results(const run *r, mha_error *error) {
                              r->results[i].shape, r->results[i].data, &files[i], error);
   for (int i = 0; !status && i < N_RESULTS; i++)
     if (r->results[i].data)
-      status = mha_npy_commit(&files[i], error);
+      status = mha_output_commit(&files[i], error);
   for (int i = 0; i < N_RESULTS; i++)
-    mha_npy_discard(&files[i]);
+    mha_output_discard(&files[i]);
   return status;
 }
 
 static void release(run *r) {
   const mha_allocator memory = mha_memory_allocator(NULL);
-  mha_npy_array *arrays[] = {&r->query, &r->key,    &r->value, &r->attend,
-                             &r->bias,  &r->slopes, &r->sinks};
+  mha_npy_array *arrays[] = {&r->query,  &r->key,   &r->value,   &r->attend, &r->bias,
+                             &r->slopes, &r->sinks, &r->cosines, &r->sines};
+  mha_context_destroy(r->context);
+  mha_weights_destroy(r->weights); /* points to the tables */
   for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
     mha_npy_array_release(arrays[i]);
   for (int i = 0; i < N_RESULTS; i++)
     mha_memory_release(&memory, r->results[i].data, r->results[i].bytes);
-  mha_context_destroy(r->context);
-  mha_weights_destroy(r->weights);
 }
 
 mha_status mha_run(const mha_options *options, mha_error *error) {

@@ -1,40 +1,24 @@
-/* Owns the .npy format: header parser, conversion of the numbers, file reader and file writer.
+/* Owns the .npy format: header parser, conversion of the numbers, reader and writer.
  *
  * Layout of a file: "\x93NUMPY", major and minor version, header length (2 bytes in version 1.0,
  * 4 bytes in 2.0 and 3.0, little-endian), a Python dict literal with the keys descr, fortran_order
  * and shape, then the numbers and nothing else. */
-#define _XOPEN_SOURCE     700
-#define _FILE_OFFSET_BITS 64
+#define _XOPEN_SOURCE 700
 
 #include "npy.h"
+
+#include "mapping.h"
+#include "path.h"
 
 #include "../error.h"
 #include "../memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- Messages -------------------------------------------------------------------------------- */
-
-#define SHOWN_PATH_BYTES 200
-
-_Static_assert(MHA_NPY_PATH_BYTES >= PATH_MAX, "realpath writes up to PATH_MAX bytes");
-
-const char *mha_npy_shown_path(const char *path) {
-  const size_t length = strlen(path);
-  const char *shown = length > SHOWN_PATH_BYTES ? path + length - SHOWN_PATH_BYTES : path;
-  /* not from within a UTF-8 sequence, whose later bytes are 10xxxxxx */
-  while (shown != path && ((unsigned char)*shown & 0xC0U) == 0x80U)
-    shown++;
-  return shown;
-}
 
 char *mha_npy_shape_text(int rank, const int64_t *shape, char *text, size_t bytes) {
   size_t used = (size_t)snprintf(text, bytes, "(");
@@ -44,14 +28,6 @@ char *mha_npy_shape_text(int rank, const int64_t *shape, char *text, size_t byte
   if (used < bytes)
     (void)snprintf(text + used, bytes - used, rank == 1 ? ",)" : ")");
   return text;
-}
-
-mha_status mha_npy_fail_system(const char *path, const char *what, int number, mha_error *error) {
-  char reason[128];
-  if (strerror_r(number, reason, sizeof reason) != 0)
-    (void)snprintf(reason, sizeof reason, "error %d", number);
-  return mha_fail(error, MHA_ERROR_IO, "%s cannot be %s: %s", mha_npy_shown_path(path), what,
-                  reason);
 }
 
 /* ---- Scanning the dict literal --------------------------------------------------------------- */
@@ -348,7 +324,7 @@ static mha_status check_payload(const scanner *s, const mha_npy_header *header,
 
 mha_status mha_npy_parse(const char *name, const void *bytes, size_t n_bytes, int64_t file_bytes,
                          mha_npy_header *header, mha_error *error) {
-  scanner s = {mha_npy_shown_path(name), bytes, 0, 0, error};
+  scanner s = {mha_shown_path(name), bytes, 0, 0, error};
   mha_npy_header parsed = {0};
   mha_status status = scan_preamble(&s, n_bytes, file_bytes);
   if (!status)
@@ -401,7 +377,7 @@ mha_status mha_npy_check_kind(const char *name, const mha_npy_header *header, mh
   if (may_become(header->type, kind))
     return MHA_OK;
   return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s holds the type \"%s\"; rule: %s is needed here",
-                  mha_npy_shown_path(name), types[header->type].text, rules[kind]);
+                  mha_shown_path(name), types[header->type].text, rules[kind]);
 }
 
 /* The bits of one number, whatever the byte order of file and machine. */
@@ -495,44 +471,6 @@ void mha_npy_convert(const mha_npy_header *header, int64_t first, int64_t n, con
 
 /* ---- Reading a file -------------------------------------------------------------------------- */
 
-/* O_NONBLOCK: opening a FIFO must not wait for a writer; on regular files it means nothing. */
-static mha_status open_regular(const char *path, int *file, int64_t *file_bytes, mha_error *error) {
-  struct stat info;
-  const int opened = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (opened < 0)
-    return mha_npy_fail_system(path, "opened", errno, error);
-  const int failed = fstat(opened, &info) != 0 ? errno : 0;
-  if (!failed && S_ISREG(info.st_mode)) {
-    *file = opened;
-    *file_bytes = (int64_t)info.st_size;
-    return MHA_OK;
-  }
-  (void)close(opened);
-  if (failed)
-    return mha_npy_fail_system(path, "examined", failed, error);
-  return mha_fail(error, MHA_ERROR_IO, "%s is not a regular file; rule: only such are read",
-                  mha_npy_shown_path(path));
-}
-
-/* Exactly n bytes at `offset`; a file that shrank meanwhile is an error. */
-static mha_status read_at(const char *path, int file, int64_t offset, void *target, size_t n,
-                          mha_error *error) {
-  for (size_t done = 0; done < n;) {
-    const ssize_t got =
-        pread(file, (unsigned char *)target + done, n - done, (off_t)offset + (off_t)done);
-    if (got < 0 && errno == EINTR)
-      continue;
-    if (got < 0)
-      return mha_npy_fail_system(path, "read", errno, error);
-    if (got == 0)
-      return mha_fail(error, MHA_ERROR_IO,
-                      "%s ends at byte %" PRId64 " while it is read; rule: it stays as it is",
-                      mha_npy_shown_path(path), offset + (int64_t)done);
-    done += (size_t)got;
-  }
-  return MHA_OK;
-}
-
 /* One file on its way into memory. */
 typedef struct reading {
   const char *path;
@@ -545,7 +483,7 @@ typedef struct reading {
 static mha_status read_header(reading *r, int64_t file_bytes, mha_npy_kind kind, mha_error *error) {
   const size_t most = MHA_NPY_HEADER_LIMIT + 12;
   const size_t n = file_bytes < (int64_t)most ? (size_t)file_bytes : most;
-  mha_status status = read_at(r->path, r->file, 0, r->buffer, n, error);
+  mha_status status = mha_read_at(r->path, r->file, 0, r->buffer, n, error);
   if (!status)
     status = mha_npy_parse(r->path, r->buffer, n, file_bytes, &r->header, error);
   return status ? status : mha_npy_check_kind(r->path, &r->header, kind, error);
@@ -558,8 +496,8 @@ static mha_status read_numbers(reading *r, mha_npy_kind kind, void *target, mha_
   for (int64_t first = 0; !status && first < r->header.n_elements; first += most) {
     const int64_t rest = r->header.n_elements - first;
     const int64_t n = rest < most ? rest : most;
-    status = read_at(r->path, r->file, r->header.data_offset + first * (int64_t)item, r->buffer,
-                     (size_t)n * item, error);
+    status = mha_read_at(r->path, r->file, r->header.data_offset + first * (int64_t)item, r->buffer,
+                         (size_t)n * item, error);
     if (!status)
       mha_npy_convert(&r->header, first, n, r->buffer, kind, target);
   }
@@ -573,12 +511,12 @@ static mha_status allocate_array(const reading *r, mha_npy_kind kind, mha_npy_ar
   if (layout.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "%s holds %" PRId64 " numbers; rule: their size fits the address space",
-                    mha_npy_shown_path(r->path), r->header.n_elements);
+                    mha_shown_path(r->path), r->header.n_elements);
   array->data_bytes = layout.bytes ? layout.bytes : MHA_ALIGNMENT;
   array->data = mha_memory_allocate(&array->allocator, array->data_bytes);
   if (!array->data)
     return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of %s", array->data_bytes,
-                    mha_npy_shown_path(r->path));
+                    mha_shown_path(r->path));
   array->rank = r->header.rank;
   memcpy(array->shape, r->header.shape, sizeof array->shape);
   array->n_elements = r->header.n_elements;
@@ -592,12 +530,12 @@ mha_status mha_npy_read(const char *path, mha_npy_kind kind, const mha_allocator
   memset(array, 0, sizeof *array);
   array->allocator = mha_memory_allocator(allocator);
   const mha_allocator memory = array->allocator;
-  mha_status status = open_regular(path, &r.file, &file_bytes, error);
+  mha_status status = mha_open_regular(path, &r.file, &file_bytes, error);
   if (!status) {
     r.buffer = mha_memory_allocate(&memory, r.buffer_bytes);
     if (!r.buffer)
       status = mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes to read %s with",
-                        r.buffer_bytes, mha_npy_shown_path(path));
+                        r.buffer_bytes, mha_shown_path(path));
   }
   if (!status)
     status = read_header(&r, file_bytes, kind, error);
@@ -642,20 +580,7 @@ static int header_text(int rank, const int64_t *shape, unsigned char *bytes) {
   return total;
 }
 
-static mha_status write_bytes(const char *path, int file, const void *source, size_t n,
-                              mha_error *error) {
-  for (size_t done = 0; done < n;) {
-    const ssize_t put = write(file, (const unsigned char *)source + done, n - done);
-    if (put < 0 && errno == EINTR)
-      continue;
-    if (put <= 0)
-      return mha_npy_fail_system(path, "written", put < 0 ? errno : ENOSPC, error);
-    done += (size_t)put;
-  }
-  return MHA_OK;
-}
-
-static mha_status write_numbers(const char *path, int file, const float *data, int64_t n,
+static mha_status write_numbers(mha_output *output, const float *data, int64_t n,
                                 mha_error *error) {
   unsigned char piece[4096];
   mha_status status = MHA_OK;
@@ -668,56 +593,14 @@ static mha_status write_numbers(const char *path, int file, const float *data, i
       for (int byte = 0; byte < 4; byte++)
         piece[used++] = (unsigned char)(bits >> 8 * byte & 0xFFU);
     }
-    status = write_bytes(path, file, piece, used, error);
+    status = mha_output_write(output, piece, used, error);
   }
   return status;
 }
 
-/* The file that a write to `path` replaces: symbolic links are followed, so that they survive, and
- * what is no regular file (a device, a directory) is left alone. Its permissions go to *mode. */
-static mha_status resolve_target(const char *path, char *target, mode_t *mode, mha_error *error) {
-  struct stat info;
-  *mode = 0;
-  if (strlen(path) >= MHA_NPY_PATH_BYTES)
-    return mha_npy_fail_system(path, "written", ENAMETOOLONG, error);
-  memcpy(target, path, strlen(path) + 1);
-  if (lstat(path, &info) != 0)
-    return errno == ENOENT ? MHA_OK : mha_npy_fail_system(path, "examined", errno, error);
-  if (S_ISLNK(info.st_mode) && (!realpath(path, target) || stat(path, &info) != 0))
-    return mha_npy_fail_system(path, "followed", errno, error);
-  *mode = info.st_mode & 0777;
-  return S_ISREG(info.st_mode) ? MHA_OK
-                               : mha_fail(error, MHA_ERROR_IO,
-                                          "%s is not a regular file; rule: only such are replaced",
-                                          mha_npy_shown_path(path));
-}
-
-/* A new file in the target's folder: renaming works within one file system only. */
-static mha_status create_temporary(mha_npy_output *output, mode_t mode, int *file,
-                                   mha_error *error) {
-  const char *slash = strrchr(output->target, '/');
-  const int folder = slash ? (int)(slash - output->target) + 1 : 0;
-  for (int attempt = 0; attempt < 1000; attempt++) {
-    (void)snprintf(output->temporary, sizeof output->temporary, "%.*s.mha-%ld-%d.tmp", folder,
-                   output->target, (long)getpid(), attempt);
-    *file = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (*file >= 0) {
-      if (mode != 0)
-        (void)fchmod(*file, mode);
-      return MHA_OK;
-    }
-    if (errno != EEXIST)
-      break;
-  }
-  output->temporary[0] = '\0';
-  return mha_npy_fail_system(output->target, "written", errno, error);
-}
-
 mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const float *data,
-                         mha_npy_output *output, mha_error *error) {
+                         mha_output *output, mha_error *error) {
   unsigned char header[HEADER_BYTES + 64];
-  mode_t mode = 0;
-  int file = -1;
   int64_t n = 1;
   output->temporary[0] = '\0';
   for (int axis = 0; axis < rank; axis++)
@@ -725,45 +608,18 @@ mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const
       return mha_fail(error, MHA_ERROR_OVERFLOW,
                       "the shape for %s has no size; rule: its "
                       "dimensions are not negative and their product fits 63 bits",
-                      mha_npy_shown_path(path));
-  mha_status status = resolve_target(path, output->target, &mode, error);
+                      mha_shown_path(path));
+  mha_status status = mha_output_open(path, output, error);
   if (!status)
-    status = create_temporary(output, mode, &file, error);
-  if (status)
-    return status;
-  const int header_bytes = header_text(rank, shape, header);
-  status = write_bytes(path, file, header, (size_t)header_bytes, error);
+    status = mha_output_write(output, header, (size_t)header_text(rank, shape, header), error);
   if (!status)
-    status = write_numbers(path, file, data, n, error);
-  if (!status && fsync(file) != 0)
-    status = mha_npy_fail_system(path, "synced", errno, error);
-  if (close(file) != 0 && !status)
-    status = mha_npy_fail_system(path, "closed", errno, error);
-  if (!status)
-    return mha_succeed(error);
-  mha_npy_discard(output);
-  return status;
-}
-
-mha_status mha_npy_commit(mha_npy_output *output, mha_error *error) {
-  if (rename(output->temporary, output->target) != 0) {
-    const mha_status status = mha_npy_fail_system(output->target, "replaced", errno, error);
-    mha_npy_discard(output);
-    return status;
-  }
-  output->temporary[0] = '\0';
-  return mha_succeed(error);
-}
-
-void mha_npy_discard(mha_npy_output *output) {
-  if (output->temporary[0] != '\0')
-    (void)unlink(output->temporary);
-  output->temporary[0] = '\0';
+    status = write_numbers(output, data, n, error);
+  return status ? status : mha_output_sync(output, error);
 }
 
 mha_status mha_npy_write(const char *path, int rank, const int64_t *shape, const float *data,
                          mha_error *error) {
-  mha_npy_output output;
+  mha_output output;
   const mha_status status = mha_npy_stage(path, rank, shape, data, &output, error);
-  return status ? status : mha_npy_commit(&output, error);
+  return status ? status : mha_output_commit(&output, error);
 }

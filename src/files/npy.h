@@ -7,7 +7,7 @@
 #ifndef MHA_SRC_FILES_NPY_H
 #define MHA_SRC_FILES_NPY_H
 
-#include "mha.h"
+#include "output.h"
 
 #include <stdbool.h>
 
@@ -15,9 +15,6 @@
 
 /* The header text of any sane file is below 1 KiB; version 1.0 cannot exceed 64 KiB. */
 #define MHA_NPY_HEADER_LIMIT 65536
-
-/* Longest path that can be written to, zero included. */
-#define MHA_NPY_PATH_BYTES 4096
 
 typedef enum mha_npy_type {
   MHA_NPY_F2,
@@ -83,33 +80,15 @@ mha_status mha_npy_read(const char *path, mha_npy_kind kind, const mha_allocator
 /* Frees the numbers and zeroes `array`; one that is all zero is ignored. */
 void mha_npy_array_release(mha_npy_array *array);
 
-/* A complete file under a temporary name beside its target. */
-typedef struct mha_npy_output {
-  char target[MHA_NPY_PATH_BYTES];
-  char temporary[MHA_NPY_PATH_BYTES + 64]; /* empty = nothing there */
-} mha_npy_output;
-
 /* Writes `data`, row-major float32 of the shape, to a temporary file and syncs it. The target is
- * not touched. End it with mha_npy_commit or mha_npy_discard; on failure there is nothing to end.
- */
+ * not touched. End it with mha_output_commit or mha_output_discard; on failure there is nothing to
+ * end. */
 mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const float *data,
-                         mha_npy_output *output, mha_error *error);
-
-/* Renames the temporary file to its target; on failure it is removed. */
-mha_status mha_npy_commit(mha_npy_output *output, mha_error *error);
-
-/* Removes the temporary file, if there is one. */
-void mha_npy_discard(mha_npy_output *output);
+                         mha_output *output, mha_error *error);
 
 /* Stage and commit in one: afterwards `path` is the whole new file, or what it was before. */
 mha_status mha_npy_write(const char *path, int rank, const int64_t *shape, const float *data,
                          mha_error *error);
-
-/* The end of `path`, short enough that a message has room for more. */
-const char *mha_npy_shown_path(const char *path);
-
-/* Fails with MHA_ERROR_IO: "`path` cannot be `what`: the reason", from an errno. */
-mha_status mha_npy_fail_system(const char *path, const char *what, int number, mha_error *error);
 
 /* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
 char *mha_npy_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);

@@ -8,7 +8,7 @@
 
 static int write_array(const char *folder, const char *name, const float numbers[4]) {
   static const int64_t shape[] = {1, 1, 2, 2};
-  char path[MHA_NPY_PATH_BYTES];
+  char path[MHA_PATH_BYTES];
   mha_error error;
   snprintf(path, sizeof path, "%s/%s.npy", folder, name);
   if (mha_npy_write(path, 4, shape, numbers, &error) == MHA_OK)

@@ -100,7 +100,7 @@ static bool has_stated_shape(const conf_array *array, json_t *shape) {
 }
 
 static bool read_array(conf_case *c, const char *folder, json_t *json, conf_array *array) {
-  char path[MHA_NPY_PATH_BYTES];
+  char path[MHA_PATH_BYTES];
   mha_error error;
   const char *file = json_string_value(json_object_get(json, "file"));
   if (!find_kind(c, array, json, &array->kind))
@@ -142,7 +142,7 @@ static bool read_tolerance(conf_case *c) {
 }
 
 bool conf_case_open(const char *folder, conf_case *c) {
-  char path[MHA_NPY_PATH_BYTES];
+  char path[MHA_PATH_BYTES];
   json_error_t error;
   memset(c, 0, sizeof *c);
   const int length = snprintf(path, sizeof path, "%s/case.json", folder);

@@ -51,9 +51,9 @@ static bool is_folder(const char *path) {
 }
 
 /* root/name in `path`; false if it is too long. */
-static bool join(char path[MHA_NPY_PATH_BYTES], const char *root, const char *name) {
-  const int length = snprintf(path, MHA_NPY_PATH_BYTES, "%s/%s", root, name);
-  return length > 0 && length < MHA_NPY_PATH_BYTES;
+static bool join(char path[MHA_PATH_BYTES], const char *root, const char *name) {
+  const int length = snprintf(path, MHA_PATH_BYTES, "%s/%s", root, name);
+  return length > 0 && length < MHA_PATH_BYTES;
 }
 
 typedef void visit_function(const char *path, const char *name, void *user);
@@ -65,7 +65,7 @@ static bool walk(const char *root, visit_function *visit, void *user) {
   if (n < 0)
     return false;
   for (int i = 0; i < n; i++) {
-    char path[MHA_NPY_PATH_BYTES];
+    char path[MHA_PATH_BYTES];
     if (entries[i]->d_name[0] != '.' && join(path, root, entries[i]->d_name) && is_folder(path))
       visit(path, entries[i]->d_name, user);
     free(entries[i]);
@@ -136,7 +136,7 @@ static void run_case(const char *path, const char *name, void *user) {
 static bool run_family(const char *root, int family, mha_context *context) {
   const char *name = families[family].name;
   family_run run = {.family = family, .context = context};
-  char path[MHA_NPY_PATH_BYTES];
+  char path[MHA_PATH_BYTES];
   if (!join(path, root, name) || !walk(path, run_case, &run)) {
     printf("FAIL %s: the folder %s/%s cannot be read\n", name, root, name);
     return false;

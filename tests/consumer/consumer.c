@@ -38,6 +38,14 @@ static int compute(float *output, mha_error *error) {
   return failed;
 }
 
+/* The readers of files are there with all that they need. */
+static int refuses_no_file(mha_error *error) {
+  mha_config config;
+  mha_weights *weights = NULL;
+  mha_config_init(&config, 2, 2);
+  return mha_weights_load(&config, "no such file", NULL, &weights, error) == MHA_ERROR_IO;
+}
+
 int main(void) {
   const float expected[] = {14, 28, 16, 32};
   float output[4] = {0};
@@ -47,6 +55,10 @@ int main(void) {
     return 1;
   }
   if (compute(output, &error)) {
+    fprintf(stderr, "%s: %s\n", mha_status_name(error.status), error.message);
+    return 1;
+  }
+  if (!refuses_no_file(&error)) {
     fprintf(stderr, "%s: %s\n", mha_status_name(error.status), error.message);
     return 1;
   }

@@ -46,6 +46,14 @@ mha_status compute(std::array<float, 4> &output, mha_error &error) {
   return mha_self_attention(context, weights, x.data(), 1, 2, output.data(), &error);
 }
 
+// The readers of files are there with all that they need.
+bool refuses_no_file(mha_error &error) {
+  mha_config config;
+  mha_config_init(&config, 2, 2);
+  mha_weights *weights = nullptr;
+  return mha_weights_load(&config, "no such file", nullptr, &weights, &error) == MHA_ERROR_IO;
+}
+
 } // namespace
 
 int main() {
@@ -58,6 +66,10 @@ int main() {
   mha_error error;
   if (const mha_status status = compute(output, error)) {
     std::cerr << mha_status_name(status) << ": " << error.message << '\n';
+    return 1;
+  }
+  if (!refuses_no_file(error)) {
+    std::cerr << mha_status_name(error.status) << ": " << error.message << '\n';
     return 1;
   }
   bool right = true;

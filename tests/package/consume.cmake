@@ -19,12 +19,14 @@ if(HOW STREQUAL "static")
 elseif(HOW STREQUAL "static_only")
   set(prefix ${WORK}/static-only)
 elseif(HOW STREQUAL "without_blas")
-  # Who links the shared library needs neither BLAS nor OpenMP to be installed for development.
+  # Who links the shared library needs neither BLAS nor jansson nor OpenMP to be installed for
+  # development.
   set(ENV{PKG_CONFIG_LIBDIR} ${dir})
   foreach(package IN ITEMS BLAS OpenMP Threads PkgConfig)
     list(APPEND options -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
   endforeach()
-  list(APPEND options -DMHA_BLAS_LIBRARIES=${dir}/none.so -DMHA_BLAS_INCLUDE_DIR=${dir})
+  list(APPEND options -DMHA_BLAS_LIBRARIES=${dir}/none.so -DMHA_BLAS_INCLUDE_DIR=${dir}
+       -DMHA_JANSSON_LIBRARY=${dir}/none.so -DMHA_JANSSON_INCLUDE_DIR=${dir})
 elseif(HOW STREQUAL "build_tree")
   set(prefix ${BUILD_TREE})
 elseif(HOW STREQUAL "subdirectory")

@@ -19,7 +19,7 @@ file(GLOB_RECURSE installed RELATIVE ${WORK}/moved LIST_DIRECTORIES FALSE ${WORK
 list(JOIN installed "\n" text)
 message("Installed:\n${text}")
 foreach(name IN ITEMS bin/mha include/mha.h libmha.so libmha.a mha.pc mha-config.cmake
-                      mha-config-version.cmake FindMhaCBLAS.cmake)
+                      mha-config-version.cmake FindMhaCBLAS.cmake FindMhaJansson.cmake)
   if(NOT text MATCHES "(^|[/\n])${name}($|\n)")
     fail("${name} is not installed")
   endif()

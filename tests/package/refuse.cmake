@@ -1,4 +1,5 @@
-# What find_package must refuse: other releases, and the static library where no CBLAS fits.
+# What find_package must refuse: other releases, and the static library where no CBLAS or no jansson
+# fits.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 function(refused sentence)
@@ -23,3 +24,6 @@ file(MAKE_DIRECTORY ${WORK}/empty)
 refused("libmha needs a CBLAS with 32-bit integers, but: there is no cblas.h in ${WORK}/empty"
         -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=static
         -DMHA_BLAS_LIBRARIES=m -DMHA_BLAS_INCLUDE_DIR=${WORK}/empty)
+refused("libmha needs jansson 2.11 or later, but: there is no jansson.h in ${WORK}/empty; install it"
+        -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=static
+        -DMHA_JANSSON_INCLUDE_DIR=${WORK}/empty)

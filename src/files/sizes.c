@@ -1,0 +1,306 @@
+/* Owns which shape each part of a layer has, and which sizes follow from it. */
+#include "sizes.h"
+
+#include "../arguments.h"
+#include "../error.h"
+#include "../memory.h"
+#include "path.h"
+
+#include <string.h>
+
+#define SHAPE_BYTES 128
+
+/* ---- Shapes from sizes ----------------------------------------------------------------------- */
+
+/* In the letters of mha.h; a matrix as MHA_IN_OUT and as MHA_OUT_IN, a vector twice the same. */
+static const char *const letters[MHA_N_PARTS][2] = {
+    [MHA_PART_WQ] = {"[Eq][H·d]", "[H·d][Eq]"},
+    [MHA_PART_WK] = {"[Ek][G·d]", "[G·d][Ek]"},
+    [MHA_PART_WV] = {"[Ev][G·dv]", "[G·dv][Ev]"},
+    [MHA_PART_WQKV] = {"[Eq][H·d + G·d + G·dv]", "[H·d + G·d + G·dv][Eq]"},
+    [MHA_PART_WO] = {"[H·dv][Eo]", "[Eo][H·dv]"},
+    [MHA_PART_BQ] = {"[H·d]", "[H·d]"},
+    [MHA_PART_BK] = {"[G·d]", "[G·d]"},
+    [MHA_PART_BV] = {"[G·dv]", "[G·dv]"},
+    [MHA_PART_BQKV] = {"[H·d + G·d + G·dv]", "[H·d + G·d + G·dv]"},
+    [MHA_PART_BO] = {"[Eo]", "[Eo]"},
+    [MHA_PART_QUERY_NORM] = {"[d] per head or [H·d] in full", "[d] per head or [H·d] in full"},
+    [MHA_PART_KEY_NORM] = {"[d] per head or [G·d] in full", "[d] per head or [G·d] in full"},
+    [MHA_PART_SINKS] = {"[H]", "[H]"},
+};
+
+static const char *part_letters(const mha_layer_names *layer, mha_part part) {
+  return letters[part][layer->orientation == MHA_IN_OUT ? 0 : 1];
+}
+
+static int part_rank(mha_part part) {
+  return part <= MHA_PART_WO ? 2 : 1;
+}
+
+/* The inner widths H·d, G·d, G·dv, H·dv and the sum of the first three. */
+typedef struct inner_widths {
+  int64_t q, k, v, concat, packed;
+} inner_widths;
+
+static bool multiply_out(const mha_config *c, inner_widths *w) {
+  return mha_multiply(c->n_heads, c->head_size, &w->q) &&
+         mha_multiply(c->n_kv_heads, c->head_size, &w->k) &&
+         mha_multiply(c->n_kv_heads, c->value_head_size, &w->v) &&
+         mha_multiply(c->n_heads, c->value_head_size, &w->concat) &&
+         mha_add(w->q, w->k, &w->packed) && mha_add(w->packed, w->v, &w->packed);
+}
+
+/* Input and output width of a matrix; of a vector its length is in *out. */
+static void part_widths(mha_part part, const mha_config *c, const inner_widths *w, int64_t *in,
+                        int64_t *out) {
+  const bool full = c->norm == MHA_NORM_FULL;
+  const struct {
+    int64_t in, out;
+  } widths[MHA_N_PARTS] = {
+      [MHA_PART_WQ] = {c->query_width, w->q},
+      [MHA_PART_WK] = {c->key_width, w->k},
+      [MHA_PART_WV] = {c->value_width, w->v},
+      [MHA_PART_WQKV] = {c->query_width, w->packed},
+      [MHA_PART_WO] = {w->concat, c->output_width},
+      [MHA_PART_BQ] = {0, w->q},
+      [MHA_PART_BK] = {0, w->k},
+      [MHA_PART_BV] = {0, w->v},
+      [MHA_PART_BQKV] = {0, w->packed},
+      [MHA_PART_BO] = {0, c->output_width},
+      [MHA_PART_QUERY_NORM] = {0, full ? w->q : c->head_size},
+      [MHA_PART_KEY_NORM] = {0, full ? w->k : c->head_size},
+      [MHA_PART_SINKS] = {0, c->n_heads},
+  };
+  *in = widths[part].in;
+  *out = widths[part].out;
+}
+
+static void part_shape(const mha_layer_names *layer, mha_part part, const mha_config *c,
+                       const inner_widths *w, int64_t shape[2]) {
+  int64_t in = 0;
+  int64_t out = 0;
+  part_widths(part, c, w, &in, &out);
+  const bool in_first = part_rank(part) == 2 && layer->orientation == MHA_IN_OUT;
+  shape[0] = in_first ? in : out;
+  shape[1] = in_first ? out : in;
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+static char *found_shape(const mha_file_tensor *tensor, char text[SHAPE_BYTES]) {
+  return mha_tensor_shape_text(tensor->rank, tensor->shape, text, SHAPE_BYTES);
+}
+
+/* An empty tensor would leave sizes 0, which stands for "derive". */
+static mha_status check_rank(const mha_layer_names *layer, const char *path, mha_part part,
+                             mha_error *error) {
+  char found[SHAPE_BYTES];
+  const mha_file_tensor *tensor = layer->parts[part];
+  if (!tensor || (tensor->rank == part_rank(part) && tensor->n_elements > 0))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_WEIGHTS, "%s: %s has shape %s; rule: it is %s, none of them 0",
+                  mha_shown_path(path), mha_shown_path(tensor->name), found_shape(tensor, found),
+                  part_letters(layer, part));
+}
+
+static mha_status check_shape(const mha_layer_names *layer, const char *path, mha_part part,
+                              const mha_config *c, const inner_widths *w, mha_error *error) {
+  char found[SHAPE_BYTES];
+  char expected[SHAPE_BYTES];
+  int64_t shape[2] = {0, 0};
+  const mha_file_tensor *tensor = layer->parts[part];
+  if (!tensor)
+    return MHA_OK;
+  const int rank = part_rank(part);
+  part_shape(layer, part, c, w, shape);
+  if (memcmp(shape, tensor->shape, (size_t)rank * sizeof shape[0]) == 0)
+    return MHA_OK;
+  return mha_fail(
+      error, MHA_ERROR_WEIGHTS,
+      "%s: %s has shape %s, but %s is expected; rule: it is %s with H = %lld, G = %lld, d = %lld, "
+      "dv = %lld",
+      mha_shown_path(path), mha_shown_path(tensor->name), found_shape(tensor, found),
+      mha_tensor_shape_text(rank, shape, expected, sizeof expected), part_letters(layer, part),
+      (long long)c->n_heads, (long long)c->n_kv_heads, (long long)c->head_size,
+      (long long)c->value_head_size);
+}
+
+static mha_status check_config(const mha_config *c, mha_error *error) {
+  const struct {
+    int64_t value;
+    const char *name;
+  } sizes[] = {
+      {c->n_kv_heads, "config.n_kv_heads (G)"},
+      {c->head_size, "config.head_size (d)"},
+      {c->value_head_size, "config.value_head_size (dv)"},
+      {c->query_width, "config.query_width (Eq)"},
+      {c->key_width, "config.key_width (Ek)"},
+      {c->value_width, "config.value_width (Ev)"},
+      {c->output_width, "config.output_width (Eo)"},
+  };
+  mha_status status = mha_require_at_least(c->n_heads, 1, "config.n_heads (H)", error);
+  for (size_t i = 0; !status && i < sizeof sizes / sizeof sizes[0]; i++)
+    status = mha_require_at_least(sizes[i].value, 0, sizes[i].name, error);
+  if (!status && (c->norm < MHA_NORM_NONE || c->norm > MHA_NORM_FULL))
+    status = mha_fail(error, MHA_ERROR_VALUE, "config.norm is %d; rule: a value of mha_norm",
+                      (int)c->norm);
+  return status;
+}
+
+/* ---- Sizes from shapes ----------------------------------------------------------------------- */
+
+static int64_t input_width(const mha_layer_names *layer, mha_part part) {
+  return layer->parts[part]->shape[layer->orientation == MHA_IN_OUT ? 0 : 1];
+}
+
+static int64_t output_width(const mha_layer_names *layer, mha_part part) {
+  return layer->parts[part]->shape[layer->orientation == MHA_IN_OUT ? 1 : 0];
+}
+
+static void derive(int64_t *size, int64_t found) {
+  if (*size == 0)
+    *size = found;
+}
+
+/* *size = width / share, where `share` heads share `width` of the outputs of `part`; both -1 where
+ * they have no value. */
+static mha_status divide(const mha_layer_names *layer, const char *path, mha_part part,
+                         const mha_config *c, int64_t width, int64_t share, const char *rule,
+                         int64_t *size, mha_error *error) {
+  char found[SHAPE_BYTES];
+  if (share > 0 && width > 0 && width % share == 0) {
+    *size = width / share;
+    return MHA_OK;
+  }
+  return mha_fail(error, MHA_ERROR_HEADS,
+                  "%s: %s has shape %s, for H = %lld and G = %lld heads; rule: %s, without "
+                  "remainder",
+                  mha_shown_path(path), mha_shown_path(layer->parts[part]->name),
+                  found_shape(layer->parts[part], found), (long long)c->n_heads,
+                  (long long)c->n_kv_heads, rule);
+}
+
+/* Three matrices tell d and dv on their own. */
+static mha_status derive_separate(const mha_layer_names *layer, const char *path, mha_config *c,
+                                  mha_error *error) {
+  mha_status status = MHA_OK;
+  if (c->head_size == 0)
+    status = divide(layer, path, MHA_PART_WQ, c, output_width(layer, MHA_PART_WQ), c->n_heads,
+                    "d = output width of q / H", &c->head_size, error);
+  if (!status && c->value_head_size == 0)
+    status = divide(layer, path, MHA_PART_WV, c, output_width(layer, MHA_PART_WV), c->n_kv_heads,
+                    "dv = output width of v / G", &c->value_head_size, error);
+  return status;
+}
+
+/* a·x + b·y, or -1 if it overflows. */
+static int64_t sum_of_products(int64_t a, int64_t x, int64_t b, int64_t y) {
+  int64_t left = 0;
+  int64_t right = 0;
+  int64_t sum = 0;
+  return mha_multiply(a, x, &left) && mha_multiply(b, y, &right) && mha_add(left, right, &sum) ? sum
+                                                                                               : -1;
+}
+
+/* width − used, or -1 if that is not there. */
+static int64_t rest_of(int64_t width, int64_t used) {
+  return used < 0 || used > width ? -1 : width - used;
+}
+
+/* H·d + G·d + G·dv = width tells one of d and dv, or both where they are equal. */
+static mha_status derive_packed(const mha_layer_names *layer, const char *path, mha_config *c,
+                                mha_error *error) {
+  const mha_part part = MHA_PART_WQKV;
+  const int64_t width = output_width(layer, part);
+  const int64_t H = c->n_heads;
+  const int64_t G = c->n_kv_heads;
+  mha_status status = MHA_OK;
+  if (c->head_size == 0 && c->value_head_size == 0) {
+    status = divide(layer, path, part, c, width, sum_of_products(H, 1, G, 2),
+                    "d = dv = output width / (H + 2·G)", &c->head_size, error);
+    c->value_head_size = c->head_size;
+  } else if (c->head_size == 0) {
+    const int64_t rest = rest_of(width, sum_of_products(G, c->value_head_size, 0, 0));
+    status = divide(layer, path, part, c, rest, sum_of_products(H, 1, G, 1),
+                    "d = (output width − G·dv) / (H + G)", &c->head_size, error);
+  } else if (c->value_head_size == 0) {
+    const int64_t rest = rest_of(width, sum_of_products(H, c->head_size, G, c->head_size));
+    status = divide(layer, path, part, c, rest, G, "dv = (output width − H·d − G·d) / G",
+                    &c->value_head_size, error);
+  }
+  return status;
+}
+
+static mha_status derive_sizes(const mha_layer_names *layer, const char *path, mha_config *c,
+                               mha_error *error) {
+  const bool packed = layer->parts[MHA_PART_WQKV] != NULL;
+  derive(&c->n_kv_heads, c->n_heads);
+  derive(&c->query_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WQ));
+  derive(&c->key_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WK));
+  derive(&c->value_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WV));
+  derive(&c->output_width, output_width(layer, MHA_PART_WO));
+  return packed ? derive_packed(layer, path, c, error) : derive_separate(layer, path, c, error);
+}
+
+/* One matrix multiplies all three inputs. */
+static mha_status check_packed_inputs(const mha_layer_names *layer, const char *path,
+                                      const mha_config *c, mha_error *error) {
+  const mha_file_tensor *tensor = layer->parts[MHA_PART_WQKV];
+  char found[SHAPE_BYTES];
+  if (!tensor || (c->key_width == c->query_width && c->value_width == c->query_width))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_WEIGHTS,
+                  "%s: %s has shape %s, with Eq = %lld, Ek = %lld, Ev = %lld; rule: a packed "
+                  "matrix has one input width",
+                  mha_shown_path(path), mha_shown_path(tensor->name), found_shape(tensor, found),
+                  (long long)c->query_width, (long long)c->key_width, (long long)c->value_width);
+}
+
+/* ---- The norm -------------------------------------------------------------------------------- */
+
+/* What Q is normalised over follows from the weight's length, [d] or [H·d]; for H = 1 both are the
+ * same. A length that is neither is found by check_shape. */
+static mha_status derive_norm(const mha_layer_names *layer, const char *path, const inner_widths *w,
+                              mha_config *c, mha_error *error) {
+  const mha_file_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
+  if (!tensor && c->norm != MHA_NORM_NONE)
+    return mha_fail(error, MHA_ERROR_WEIGHTS,
+                    "%s lacks %.*sq_norm.weight, with config.norm = %d; rule: a norm has its "
+                    "weights in the file",
+                    mha_shown_path(path), layer->prefix_bytes, layer->prefix, (int)c->norm);
+  if (!tensor)
+    return MHA_OK;
+  if (c->norm == MHA_NORM_NONE)
+    c->norm = tensor->shape[0] != c->head_size && tensor->shape[0] == w->q ? MHA_NORM_FULL
+                                                                           : MHA_NORM_PER_HEAD;
+  if (c->norm_epsilon > 0.0F)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_VALUE,
+                  "config.norm_epsilon is %g, with %s in %s; rule: greater than 0 where there is "
+                  "a norm",
+                  (double)c->norm_epsilon, mha_shown_path(tensor->name), mha_shown_path(path));
+}
+
+mha_status mha_sizes_derive(const mha_layer_names *layer, const char *path, mha_config *config,
+                            mha_error *error) {
+  mha_status status = check_config(config, error);
+  for (int part = 0; !status && part < MHA_N_PARTS; part++)
+    status = check_rank(layer, path, (mha_part)part, error);
+  if (!status)
+    status = derive_sizes(layer, path, config, error);
+  if (!status)
+    status = check_packed_inputs(layer, path, config, error);
+  if (status)
+    return status;
+  inner_widths widths;
+  if (!multiply_out(config, &widths))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "config has H = %lld, G = %lld, d = %lld, dv = %lld; rule: their products do "
+                    "not overflow",
+                    (long long)config->n_heads, (long long)config->n_kv_heads,
+                    (long long)config->head_size, (long long)config->value_head_size);
+  status = derive_norm(layer, path, &widths, config, error);
+  for (int part = 0; !status && part < MHA_N_PARTS; part++)
+    status = check_shape(layer, path, (mha_part)part, config, &widths, error);
+  return status;
+}

@@ -1,0 +1,68 @@
+/* The tensors of a safetensors file or of a folder of .npy files, as they lie there. */
+#ifndef MHA_SRC_FILES_TENSORS_H
+#define MHA_SRC_FILES_TENSORS_H
+
+#include "mha.h"
+
+#include <stdbool.h>
+
+#define MHA_TENSOR_MAX_RANK 8
+
+/* The types that become float32. Tensors of other types may be in a file as long as nobody asks for
+ * their numbers. */
+typedef enum mha_element {
+  MHA_ELEMENT_F32,
+  MHA_ELEMENT_F64,
+  MHA_ELEMENT_F16,
+  MHA_ELEMENT_BF16,
+  MHA_ELEMENT_OTHER
+} mha_element;
+
+/* One tensor. Nothing of it is owned. */
+typedef struct mha_file_tensor {
+  const char *name; /* UTF-8, zero-terminated, without control characters */
+  const char *type; /* as the file spells it, such as "F32", "I64" or "<f4"; for messages */
+  mha_element element;
+  bool big_endian;
+  bool column_major;
+  int rank; /* 0 = a single number */
+  int64_t shape[MHA_TENSOR_MAX_RANK];
+  int64_t n_elements;
+  const unsigned char *data; /* checked to hold all elements */
+  size_t bytes;
+} mha_file_tensor;
+
+/* All tensors of a path, sorted by name (strcmp), each name once. */
+typedef struct mha_file_tensors {
+  int64_t n;
+  mha_file_tensor *items;
+  bool is_folder;
+  struct mha_tensor_store *store; /* what stands behind: maps, names, parsed headers */
+} mha_file_tensors;
+
+/* Opens and checks the whole of a safetensors file or a folder of .npy files (its other files, and
+ * those that begin with a dot, are not looked at). A .npy file that is sound, but of a type or rank
+ * that npy.h does not load, is an entry of the type "unsupported" without shape and numbers. The
+ * files are mapped, or read into memory of `allocator` (NULL = the C library). On failure `tensors`
+ * is all zero. */
+mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,
+                            mha_file_tensors *tensors, mha_error *error);
+
+/* Unmaps and frees everything and zeroes `tensors`; one that is all zero is ignored. */
+void mha_tensors_close(mha_file_tensors *tensors);
+
+/* The tensor of that name, or NULL. */
+const mha_file_tensor *mha_tensors_find(const mha_file_tensors *tensors, const char *name);
+
+/* Whether the numbers can be used where they lie: float32 in this machine's byte order, row-major,
+ * aligned as a float is. */
+bool mha_tensor_is_usable(const mha_file_tensor *tensor);
+
+/* Converts all elements (of a type that is not OTHER) to row-major float32 at `target`
+ * [n_elements]; what is too large becomes infinite, NaN stays NaN. */
+void mha_tensor_convert(const mha_file_tensor *tensor, float *target);
+
+/* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
+char *mha_tensor_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,18 @@
+/* Text that comes from outside: whether it may name a tensor, and how it looks in a message. */
+#ifndef MHA_SRC_FILES_TEXT_H
+#define MHA_SRC_FILES_TEXT_H
+
+#include <stddef.h>
+
+/* What forbids `text` as a name, as the end of a sentence ("is not UTF-8", "holds a control
+ * character"), or NULL. */
+const char *mha_name_fault(const char *text);
+
+/* Room for mha_shown_text, zero included. */
+#define MHA_SHOWN_BYTES 68
+
+/* Copies the first n bytes of `text` for a message: control characters and what is not UTF-8 become
+ * '?', and what is long is cut between two characters and ends with "...". Returns `shown`. */
+char *mha_shown_text(const char *text, size_t n, char shown[MHA_SHOWN_BYTES]);
+
+#endif

@@ -1,0 +1,122 @@
+/* Fuzz target: the reader of safetensors, the conversion of what it accepts, and the recognition of
+ * the names in it. */
+#include "fuzz.h"
+
+#include "files/names.h"
+#include "files/safetensors.h"
+#include "files/text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool fuzz_accepted;
+
+enum { MOST_ELEMENTS = 1 << 16, LENGTH_BYTES = 8 };
+
+static void convert(const mha_file_tensor *tensor) {
+  if (tensor->element == MHA_ELEMENT_OTHER || tensor->n_elements > MOST_ELEMENTS)
+    return;
+  const size_t bytes = (size_t)tensor->n_elements * sizeof(float);
+  float *numbers = malloc(bytes + (bytes == 0));
+  FUZZ_CHECK(numbers);
+  mha_tensor_convert(tensor, numbers);
+  if (mha_tensor_is_usable(tensor))
+    FUZZ_CHECK(memcmp(tensor->data, numbers, bytes) == 0);
+  free(numbers);
+}
+
+static void use_tensor(const mha_file_tensor *tensor, const uint8_t *data, size_t size) {
+  char shape[32]; /* some are longer */
+  volatile unsigned sum = 0;
+  int64_t n = 1;
+  bool empty = false;
+  FUZZ_CHECK(!mha_name_fault(tensor->name));
+  FUZZ_CHECK(tensor->rank >= 0 && tensor->rank <= MHA_TENSOR_MAX_RANK);
+  FUZZ_CHECK(tensor->data >= data && tensor->bytes <= size &&
+             (size_t)(tensor->data - data) <= size - tensor->bytes);
+  for (int axis = 0; axis < tensor->rank; axis++)
+    empty = empty || tensor->shape[axis] == 0;
+  for (int axis = 0; axis < tensor->rank && !empty; axis++)
+    n *= tensor->shape[axis]; /* the sanitizer watches */
+  FUZZ_CHECK(tensor->n_elements == (empty ? 0 : n));
+  for (size_t i = 0; i < tensor->bytes; i++)
+    sum = sum + tensor->data[i];
+  FUZZ_CHECK(strlen(mha_tensor_shape_text(tensor->rank, tensor->shape, shape, sizeof shape)) <
+             sizeof shape);
+  convert(tensor);
+}
+
+/* An mha_layer_visitor. */
+static void use_layer(void *user, const mha_layer_names *layer) {
+  const mha_file_tensors *tensors = user;
+  char missing[64];
+  const mha_file_tensor *unsupported = mha_names_unsupported(tensors, layer);
+  FUZZ_CHECK(!unsupported ||
+             (unsupported >= tensors->items && unsupported < tensors->items + tensors->n));
+  FUZZ_CHECK(strlen(mha_names_missing(layer, missing, sizeof missing)) < sizeof missing);
+  for (int part = 0; part < MHA_N_PARTS; part++) {
+    const mha_file_tensor *tensor = layer->parts[part];
+    FUZZ_CHECK(!tensor || strncmp(tensor->name, layer->prefix, (size_t)layer->prefix_bytes) == 0);
+  }
+}
+
+static void use_names(const mha_safetensors *parsed) {
+  static const char *const prefixes[] = {NULL, "", "a.", "\xff"};
+  mha_file_tensors tensors = {.n = parsed->n, .items = parsed->items};
+  const int64_t n_layers = mha_names_visit(&tensors, use_layer, &tensors);
+  FUZZ_CHECK(n_layers >= 0 && mha_names_visit(&tensors, NULL, NULL) == n_layers);
+  for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+    mha_layer_names layer;
+    mha_error error;
+    if (mha_names_find(&tensors, "fuzz", prefixes[i], &layer, &error) == MHA_OK)
+      FUZZ_CHECK(layer.complete && !mha_names_unsupported(&tensors, &layer));
+    else
+      FUZZ_CHECK(error.message[0] != '\0');
+  }
+}
+
+/* Returns whether the file was accepted. */
+static bool use(const uint8_t *data, size_t size) {
+  mha_safetensors parsed;
+  mha_error error;
+  memset(&error, 0x55, sizeof error);
+  const mha_status status = mha_safetensors_parse("fuzz", data, size, NULL, &parsed, &error);
+  FUZZ_CHECK(error.status == status);
+  FUZZ_CHECK(memchr(error.message, '\0', sizeof error.message));
+  FUZZ_CHECK((error.message[0] == '\0') == (status == MHA_OK));
+  FUZZ_CHECK(status == MHA_OK || status == MHA_ERROR_FORMAT || status == MHA_ERROR_UNSUPPORTED);
+  FUZZ_CHECK(status == MHA_OK || (parsed.n == 0 && !parsed.items));
+  for (int64_t i = 0; i < parsed.n; i++) {
+    FUZZ_CHECK(i == 0 || strcmp(parsed.items[i - 1].name, parsed.items[i].name) < 0);
+    use_tensor(&parsed.items[i], data, size);
+  }
+  if (status == MHA_OK)
+    use_names(&parsed);
+  mha_safetensors_release(&parsed);
+  return status == MHA_OK;
+}
+
+/* The same bytes with a length that ends the header at their last '}': a mutation of the text is
+ * not lost because its length has changed. */
+static void use_with_another_length(const uint8_t *data, size_t size) {
+  size_t end = size;
+  while (end > LENGTH_BYTES && data[end - 1] != '}')
+    end--;
+  if (end <= LENGTH_BYTES)
+    return;
+  uint8_t *copy = malloc(size);
+  FUZZ_CHECK(copy);
+  memcpy(copy, data, size);
+  for (int i = 0; i < LENGTH_BYTES; i++)
+    copy[i] = (uint8_t)((uint64_t)(end - LENGTH_BYTES) >> 8 * i);
+  if (memcmp(copy, data, LENGTH_BYTES) != 0)
+    (void)use(copy, size);
+  free(copy);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  fuzz_accepted = use(data, size);
+  use_with_another_length(data, size);
+  return 0;
+}

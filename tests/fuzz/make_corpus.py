@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Writes corpus/npy and corpus/safetensors: good_... is accepted by the reader, bad_... refused.
+
+    tests/fuzz/make_corpus.py
+"""
+import json
+import pathlib
+import struct
+
+CORPUS = pathlib.Path(__file__).parent / "corpus"
+
+
+def write(folder, files):
+    path = CORPUS / folder
+    path.mkdir(parents=True, exist_ok=True)
+    for old in path.iterdir():
+        old.unlink()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+
+
+# ---- .npy ----
+
+
+def npy_dict(descr="'<f4'", order="False", shape="(2,)"):
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+def npy(text=None, numbers=bytes(8), version=(1, 0), length=None, **fields):
+    header = (npy_dict(**fields) if text is None else text).encode("latin-1") + b"\n"
+    form = "<H" if version[0] == 1 else "<I"
+    size = len(header) if length is None else length
+    return b"\x93NUMPY" + bytes(version) + struct.pack(form, size) + header + numbers
+
+
+FLOATS = struct.pack("<6f", 0.0, -1.5, 1e-40, 3e38, float("inf"), float("nan"))
+DOUBLES = struct.pack("<3d", 1e300, -0.1, float("nan"))
+HALVES = bytes([0x00, 0x3C, 0x01, 0x00, 0xFF, 0x7B, 0x00, 0x7C, 0x01, 0xFE, 0x00, 0x80])
+
+NPY = {
+    "good_floats": npy(numbers=FLOATS, shape="(2, 3)"),
+    "good_column_major": npy(numbers=FLOATS, shape="(2, 3)", order="True"),
+    "good_column_major_rank3": npy(numbers=FLOATS, shape="(1, 3, 2)", order="True"),
+    "good_big_endian": npy(descr="'>f4'"),
+    "good_doubles": npy(descr="'<f8'", shape="(3,)", numbers=DOUBLES),
+    "good_big_endian_doubles": npy(descr="'>f8'", shape="(3,)", numbers=DOUBLES),
+    "good_halves": npy(descr="'<f2'", shape="(6,)", numbers=HALVES),
+    "good_integers": npy(descr="'<i4'", shape="(2, 1)", numbers=b"\xff\xff\xff\xff\1\0\0\0"),
+    "good_long_integers": npy(descr="'>i8'", shape="(1,)"),
+    "good_bytes": npy(descr="'|u1'", shape="(3,)", numbers=b"\0\1\xff"),
+    "good_truths": npy(descr="'|b1'", shape="(1, 3)", order="True", numbers=b"\0\1\2"),
+    "good_scalar": npy(shape="()", numbers=bytes(4)),
+    "good_empty": npy(shape="(0,)", numbers=b""),
+    "good_empty_rows": npy(shape="(3, 0)", order="True", numbers=b""),
+    "good_rank8": npy(shape="(1, 1, 1, 1, 1, 1, 1, 2)"),
+    "good_version2": npy(version=(2, 0)),
+    "good_version3": npy(version=(3, 0)),
+    "good_other_order": npy("{'shape': (2,), 'descr': '<f4', 'fortran_order': False}"),
+    "good_quotes_and_spaces": npy('  {"descr" :\t"<f4","shape":( 2 , ),"fortran_order":False}  '),
+    "bad_nothing": b"",
+    "bad_magic": b"\x93NUMPZ" + npy()[6:],
+    "bad_zeros": bytes(10),
+    "bad_cut_magic": b"\x93NUM",
+    "bad_cut_version": b"\x93NUMPY\1",
+    "bad_cut_length": b"\x93NUMPY\2\0\x40\0",
+    "bad_cut_header": npy()[:40],
+    "bad_version0": npy(version=(0, 0)),
+    "bad_version4": npy(version=(4, 0)),
+    "bad_minor_version": npy(version=(1, 1)),
+    "bad_length_beyond_file": npy(length=60000),
+    "bad_length_4gib": b"\x93NUMPY\2\0\xf0\xff\xff\xff",
+    "bad_length_into_numbers": npy(length=len(npy_dict()) + 5),
+    "bad_length_0": npy(length=0),
+    "bad_short_numbers": npy(numbers=bytes(7)),
+    "bad_long_numbers": npy(numbers=bytes(9)),
+    "bad_structured": npy(descr="[('a', '<f4')]"),
+    "bad_objects": npy(descr="'|O'"),
+    "bad_no_byte_order": npy(descr="'f4'"),
+    "bad_native_order": npy(descr="'=f4'"),
+    "bad_empty_descr": npy(descr="''"),
+    "bad_unknown_descr": npy(descr="'<ixy'"),
+    "bad_complex": npy(descr="'<c8'"),
+    "bad_descr_without_end": npy("{'descr': '<f4"),
+    "bad_escape": npy(descr="'<f\\x34'"),
+    "bad_truth_case": npy(order="false"),
+    "bad_truth_number": npy(order="0"),
+    "bad_negative_dimension": npy(shape="(-2,)"),
+    "bad_leading_zero": npy(shape="(02,)"),
+    "bad_long_dimension": npy(shape="(2L,)"),
+    "bad_number_in_brackets": npy(shape="(2)"),
+    "bad_shape_without_end": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,"),
+    "bad_dimension_overflow": npy(shape="(99999999999999999999,)"),
+    "bad_product_overflow": npy(shape="(4294967296, 4294967296)"),
+    "bad_bytes_overflow": npy(shape="(4611686018427387904,)"),
+    "bad_zero_hides_overflow": npy(shape="(0, 4294967296, 4294967296)", numbers=b""),
+    "bad_rank9": npy(shape="(1, 1, 1, 1, 1, 1, 1, 1, 2)"),
+    "bad_missing_key": npy("{'descr': '<f4', 'shape': (2,)}"),
+    "bad_key_twice": npy("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"),
+    "bad_unknown_key": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}"),
+    "bad_text_behind": npy(npy_dict() + " x"),
+}
+
+# ---- safetensors ----
+
+
+def safetensors(header, data=b"", length=None):
+    text = header if isinstance(header, (bytes, str)) else json.dumps(header, separators=(",", ":"))
+    text = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(shape, begin=0, end=None, dtype="F32"):
+    size = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}.get(dtype, 1)
+    for extent in shape:
+        size *= extent
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size if end is None else end]}
+
+
+def one(text, data=bytes(4)):
+    """A file with the tensor "a" whose three members are `text`."""
+    return safetensors('{"a":{' + text + "}}", data)
+
+
+def layer(names, dtype="F32", square=(1, 1), packed=None):
+    """Tensors of those names one behind the other, and zeros behind them."""
+    header, at = {}, 0
+    for name in names:
+        shape = [square[0]] if "bias" in name or name.startswith("b_") else list(square)
+        if packed and name == packed[0]:
+            shape = list(packed[1])
+        header[name] = tensor(shape, at, dtype=dtype)
+        at = header[name]["data_offsets"][1]
+    return safetensors(header, bytes(at))
+
+
+F32 = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+
+SAFETENSORS = {
+    "good_one": one(F32),
+    "good_nan": one(F32, b"\1\0\xc0\x7f"),
+    "good_scalar": safetensors({"a": tensor([])}, bytes(4)),
+    "good_empty_tensor": safetensors({"a": tensor([0, 3])}),
+    "good_no_tensor": safetensors("{}"),
+    "good_spaces": safetensors('{"a":{' + F32 + "}}     ", bytes(4)),
+    "good_unaligned": safetensors('{"a":{' + F32 + "}} ", bytes(4)),
+    "good_metadata": safetensors({"__metadata__": {"format": "pt"}, "a": tensor([1])}, bytes(4)),
+    "good_empty_metadata": safetensors({"__metadata__": {}}),
+    "good_escaped_names": safetensors(
+        '{"a\\"b":{' + F32 + '},"\\u0041":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}', bytes(8)
+    ),
+    "good_types": safetensors(
+        {
+            "d": tensor([1], 0, dtype="F64"),
+            "h": tensor([3], 8, dtype="F16"),
+            "b": tensor([1], 14, dtype="BF16"),
+            "f": tensor([1], 16),
+        },
+        struct.pack("<d", 1e300) + HALVES[:6] + b"\x80\x7f" + struct.pack("<f", 1e-40),
+    ),
+    "good_other_type": safetensors({"a": tensor([2], dtype="I64")}, bytes(16)),
+    "good_unknown_type": safetensors({"a": tensor([3], dtype="F8_XYZ")}, bytes(3)),
+    "good_pytorch": layer(
+        ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"],
+        square=(1, 1),
+        packed=("in_proj_weight", (3, 1)),
+    ),
+    "good_hugging_face": layer(["a." + n + "_proj.weight" for n in "qkvo"], "F16"),
+    "good_two_layers": layer(
+        [p + n + ".weight" for p in "ab" for n in ("query", "key", "value")] , "BF16"
+    ),
+    "good_gpt2": layer(
+        ["h.c_attn.weight", "h.c_proj.weight"], square=(1, 1), packed=("h.c_attn.weight", (1, 3))
+    ),
+    "good_article": layer(["W_Q", "W_K", "W_V", "W_O", "b_Q"], "F64"),
+    "good_unsupported": layer(["q_proj.weight", "k_proj.weight", "bias_k", "sinks"]),
+    "bad_nothing": b"",
+    "bad_7_bytes": bytes(7),
+    "bad_length_only": struct.pack("<Q", 2),
+    "bad_length_0": safetensors("", b"{}"),
+    "bad_length_ff": b"\xff" * 8 + b"{}",
+    "bad_length_wraps": struct.pack("<Q", 2**64 - 6) + b"{}",
+    "bad_length_beyond_file": safetensors("{}", length=3),
+    "bad_length_100_million": safetensors("{}", length=100_000_001),
+    "bad_length_short": safetensors('{"a":{' + F32 + "}}", bytes(4), length=12),
+    "bad_no_brace": safetensors("[]"),
+    "bad_space_before": safetensors(" {}"),
+    "bad_garbage_behind": safetensors("{} x"),
+    "bad_zero_byte_behind": safetensors(b"{}\0"),
+    "bad_json": safetensors("{,}"),
+    "bad_not_utf8": safetensors(b'{"\xff":{' + F32.encode() + b"}}", bytes(4)),
+    "bad_control_in_name": safetensors('{"a\\u001b":{' + F32 + "}}", bytes(4)),
+    "bad_zero_in_name": safetensors('{"a\\u0000b":{' + F32 + "}}", bytes(4)),
+    "bad_lone_surrogate": safetensors('{"\\ud800":{' + F32 + "}}", bytes(4)),
+    "bad_nested": safetensors("{" + '"a":[' + "[" * 400),
+    "bad_metadata_number": safetensors('{"__metadata__":{"a":1}}'),
+    "bad_metadata_nested": safetensors('{"__metadata__":{"a":{}}}'),
+    "bad_name_twice": safetensors('{"a":{' + F32 + '},"a":{' + F32 + "}}", bytes(4)),
+    "bad_member_twice": one('"dtype":"F32",' + F32),
+    "bad_tensor_is_number": safetensors('{"a":1}'),
+    "bad_no_dtype": one('"shape":[1],"data_offsets":[0,4]'),
+    "bad_no_shape": one('"dtype":"F32","data_offsets":[0,4]'),
+    "bad_no_offsets": one('"dtype":"F32","shape":[1]', b""),
+    "bad_one_offset": one('"dtype":"F32","shape":[1],"data_offsets":[0]'),
+    "bad_three_offsets": one('"dtype":"F32","shape":[1],"data_offsets":[0,4,4]'),
+    "bad_end_before_begin": one('"dtype":"F32","shape":[1],"data_offsets":[4,0]'),
+    "bad_negative_offset": one('"dtype":"F32","shape":[1],"data_offsets":[-4,0]'),
+    "bad_real_offset": one('"dtype":"F32","shape":[1],"data_offsets":[0,4.0]'),
+    "bad_huge_offset": one('"dtype":"F32","shape":[1],"data_offsets":[0,18446744073709551620]'),
+    "bad_unknown_type_far": one(
+        '"dtype":"F8_XYZ","shape":[4],"data_offsets":[1152921504606846976,1152921504606846980]'
+    ),
+    "bad_negative_shape": one('"dtype":"F32","shape":[-1],"data_offsets":[0,4]'),
+    "bad_shape_overflow": one('"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]'),
+    "bad_size_mismatch": one('"dtype":"F32","shape":[1000,1000],"data_offsets":[0,4]'),
+    "bad_rank9": one('"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]'),
+    "bad_trailing_byte": one(F32, bytes(5)),
+    "bad_hole": safetensors({"a": tensor([1]), "b": tensor([1], 8)}, bytes(12)),
+    "bad_overlap": safetensors({"a": tensor([2]), "b": tensor([1], 4)}, bytes(8)),
+}
+
+if __name__ == "__main__":
+    write("npy", NPY)
+    write("safetensors", SAFETENSORS)
