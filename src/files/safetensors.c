@@ -106,6 +106,43 @@ static mha_status find_header(source *s, const unsigned char *bytes, size_t n_by
   return MHA_OK;
 }
 
+/* Deepest is the shape of a tensor: {name: {"shape": [...]}}. */
+enum { DEEPEST_BRACKET = 3, MOST_COMMAS_IN_ARRAY = 63 };
+
+/* The end of the string that begins at text[at], or n. */
+static size_t skip_string(const char *text, size_t n, size_t at) {
+  for (at++; at < n && text[at] != '"'; at++)
+    at += text[at] == '\\';
+  return at < n ? at : n;
+}
+
+/* A tree takes many times the bytes of its text, most of all where brackets or numbers follow each
+ * other. No header has many of either, so that a hostile one is refused before it is parsed. */
+static mha_status check_outline(const source *s, const char *text, size_t n) {
+  char open[DEEPEST_BRACKET + 1] = {0}; /* by depth; 0 = none */
+  int depth = 0;
+  int commas = 0;
+  for (size_t at = 0; at < n; at++) {
+    const char c = text[at];
+    if (c == '"') {
+      at = skip_string(text, n, at);
+    } else if (c == '{' || c == '[') {
+      if (depth == DEEPEST_BRACKET)
+        return refuse(s, "brackets nest three deep", "a bracket %d deep at byte %zu", depth + 1,
+                      LENGTH_BYTES + at);
+      open[++depth] = c;
+      commas = 0;
+    } else if ((c == '}' || c == ']') && depth > 0) {
+      depth--;
+    } else if (c == ',' && open[depth] == '[' && ++commas > MOST_COMMAS_IN_ARRAY) {
+      return refuse(s, "no tensor has as many dimensions",
+                    "an array of more than %d elements at byte %zu", MOST_COMMAS_IN_ARRAY,
+                    LENGTH_BYTES + at);
+    }
+  }
+  return MHA_OK;
+}
+
 /* jansson's sentence without the quotation that it may end with, and what stands before the place
  * where it stopped. */
 static mha_status refuse_json(const source *s, const char *text, size_t n,
@@ -397,6 +434,8 @@ mha_status mha_safetensors_parse(const char *name, const void *bytes, size_t n_b
   memset(parsed, 0, sizeof *parsed);
   parsed->allocator = mha_memory_allocator(allocator);
   mha_status status = find_header(&s, bytes, n_bytes, &header_bytes);
+  if (!status)
+    status = check_outline(&s, (const char *)bytes + LENGTH_BYTES, header_bytes);
   if (!status)
     status = parse_json(&s, (const char *)bytes + LENGTH_BYTES, header_bytes, &root);
   if (!status)
