@@ -154,14 +154,15 @@ static mha_status refuse_descr(const scanner *s, size_t at, const char *text, si
 static mha_status scan_descr(scanner *s, mha_npy_header *header) {
   size_t at = 0;
   size_t length = 0;
-  char text[34]; /* longer than any type, so that cutting makes none */
+  char *text = header->descr; /* cutting makes no type of what is none */
   const unsigned char first = peek(s);
+  (void)snprintf(text, sizeof header->descr, "structured");
   if (first == '[' || first == '(' || first == '{')
     return refuse_type(s, s->at, "a structured type");
   const mha_status status = scan_string(s, &at, &length);
   if (status)
     return status;
-  length = length < sizeof text ? length : sizeof text - 1;
+  length = length < sizeof header->descr ? length : sizeof header->descr - 1;
   memcpy(text, s->bytes + at, length);
   text[length] = '\0';
   const char order = length == 3 ? text[0] : '\0';
@@ -329,6 +330,8 @@ mha_status mha_npy_parse(const char *name, const void *bytes, size_t n_bytes, in
   mha_status status = scan_preamble(&s, n_bytes, file_bytes);
   if (!status)
     status = scan_dict(&s, &parsed);
+  if (status == MHA_ERROR_UNSUPPORTED)
+    memcpy(header->descr, parsed.descr, sizeof header->descr);
   if (status)
     return status;
   parsed.data_offset = (int64_t)s.end;

@@ -13,6 +13,9 @@
 
 #define MHA_NPY_MAX_RANK 8
 
+/* Longer than any type that is known. */
+#define MHA_NPY_DESCR_BYTES 34
+
 /* The header text of any sane file is below 1 KiB; version 1.0 cannot exceed 64 KiB. */
 #define MHA_NPY_HEADER_LIMIT 65536
 
@@ -27,6 +30,7 @@ typedef enum mha_npy_type {
 } mha_npy_type;
 
 typedef struct mha_npy_header {
+  char descr[MHA_NPY_DESCR_BYTES]; /* the type as the file spells it, cut, or "structured" */
   mha_npy_type type;
   bool big_endian;
   bool column_major;
@@ -56,7 +60,7 @@ typedef struct mha_npy_array {
 /* Reads the header in `bytes`, the first n_bytes of a file of file_bytes bytes: all of it, or at
  * least MHA_NPY_HEADER_LIMIT + 12. `name` is for messages. After MHA_OK the file holds exactly the
  * header and the n_elements it promises. FORMAT: the file is malformed; UNSUPPORTED: it is an array
- * of something else. */
+ * of something else, and header->descr tells of what. */
 mha_status mha_npy_parse(const char *name, const void *bytes, size_t n_bytes, int64_t file_bytes,
                          mha_npy_header *header, mha_error *error);
 

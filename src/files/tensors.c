@@ -29,6 +29,7 @@ struct mha_tensor_store {
   mha_safetensors parsed;
   int64_t n_maps;
   mha_mapping *maps;
+  char *types; /* of a folder: MHA_NPY_DESCR_BYTES for each array that npy.h does not load */
 };
 
 typedef struct mha_tensor_store tensor_store;
@@ -104,6 +105,7 @@ static char *allocate_folder(const mha_allocator *allocator, int64_t n, size_t t
   (void)mha_layout_add(&layout, sizeof(tensor_store), 1, 1, 1);
   const size_t maps_at = mha_layout_add(&layout, sizeof(mha_mapping), n, 1, 1);
   const size_t items_at = mha_layout_add(&layout, sizeof(mha_file_tensor), n, 1, 1);
+  const size_t types_at = mha_layout_add(&layout, MHA_NPY_DESCR_BYTES, n, 1, 1);
   const size_t texts_at = mha_layout_add(&layout, 1, (int64_t)text_bytes, 1, 1);
   unsigned char *block = layout.overflow ? NULL : mha_memory_allocate(allocator, layout.bytes);
   if (!block)
@@ -113,6 +115,7 @@ static char *allocate_folder(const mha_allocator *allocator, int64_t n, size_t t
   store->allocator = *allocator;
   store->bytes = layout.bytes;
   store->maps = (mha_mapping *)(void *)(block + maps_at);
+  store->types = (char *)block + types_at;
   tensors->store = store;
   tensors->items = (mha_file_tensor *)(void *)(block + items_at);
   return (char *)block + texts_at;
@@ -185,9 +188,9 @@ _Static_assert(MHA_TENSOR_MAX_RANK == MHA_NPY_MAX_RANK, "shapes are copied whole
 
 /* An array that the parser does not support, but that is one, has no numbers here. */
 static mha_status open_array(const char *path, bool read_into_memory,
-                             const mha_allocator *allocator, mha_mapping *map,
+                             const mha_allocator *allocator, mha_mapping *map, char *type,
                              mha_file_tensor *tensor, mha_error *error) {
-  mha_npy_header header;
+  mha_npy_header header = {.rank = 0};
   mha_status status = mha_mapping_open(path, read_into_memory, allocator, map, error);
   if (status)
     return status;
@@ -197,13 +200,14 @@ static mha_status open_array(const char *path, bool read_into_memory,
   if (status != MHA_ERROR_UNSUPPORTED)
     return status;
   mha_mapping_close(map);
-  tensor->type = "unsupported";
+  memcpy(type, header.descr, sizeof header.descr);
+  tensor->type = type;
   tensor->element = MHA_ELEMENT_OTHER;
   return MHA_OK;
 }
 
 static mha_status open_entry(const char *folder, bool read_into_memory,
-                             const mha_allocator *allocator, mha_mapping *map,
+                             const mha_allocator *allocator, mha_mapping *map, char *type,
                              mha_file_tensor *tensor, mha_error *error) {
   char path[MHA_PATH_BYTES];
   char shown[MHA_SHOWN_BYTES];
@@ -218,7 +222,7 @@ static mha_status open_entry(const char *folder, bool read_into_memory,
   if (length < 0 || (size_t)length >= sizeof path)
     return mha_fail(error, MHA_ERROR_IO, "the path of %s.npy is too long; rule: below %d bytes",
                     shown, MHA_PATH_BYTES);
-  return open_array(path, read_into_memory, allocator, map, tensor, error);
+  return open_array(path, read_into_memory, allocator, map, type, tensor, error);
 }
 
 /* ---- A folder -------------------------------------------------------------------------------- */
@@ -239,8 +243,8 @@ static mha_status open_folder(const char *path, bool read_into_memory,
     qsort(tensors->items, (size_t)tensors->n, sizeof tensors->items[0], by_name);
   for (int64_t i = 0; !status && i < tensors->n; i++) {
     tensor_store *store = tensors->store;
-    status =
-        open_entry(path, read_into_memory, allocator, &store->maps[i], &tensors->items[i], error);
+    status = open_entry(path, read_into_memory, allocator, &store->maps[i],
+                        store->types + i * MHA_NPY_DESCR_BYTES, &tensors->items[i], error);
     store->n_maps = i + 1;
   }
   tensors->is_folder = true;

@@ -42,9 +42,9 @@ typedef struct mha_file_tensors {
 
 /* Opens and checks the whole of a safetensors file or a folder of .npy files (its other files, and
  * those that begin with a dot, are not looked at). A .npy file that is sound, but of a type or rank
- * that npy.h does not load, is an entry of the type "unsupported" without shape and numbers. The
- * files are mapped, or read into memory of `allocator` (NULL = the C library). On failure `tensors`
- * is all zero. */
+ * that npy.h does not load, is an entry of that type without shape and numbers. The files are
+ * mapped, or read into memory of `allocator` (NULL = the C library). On failure `tensors` is all
+ * zero. */
 mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,
                             mha_file_tensors *tensors, mha_error *error);
 
