@@ -58,13 +58,15 @@ static void *create(const bench_problem *problem) {
 }
 
 void bench_project(const bench_problem *problem, const bench_weights *weights, int which,
-                   int64_t rows, const float *x, float *y) {
+                   int64_t rows, const float *x, float *y, int64_t y_stride) {
   const int width = (int)problem->shape.width;
+  const int columns = (int)bench_projected_width(&problem->shape, which);
   const enum CBLAS_TRANSPOSE orientation = problem->options->out_in ? CblasTrans : CblasNoTrans;
   for (int64_t i = 0; i < rows; i++)
-    memcpy(y + i * width, weights->biases[which], (size_t)width * sizeof *y);
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, orientation, (int)rows, width, width, 1.0f, x, width,
-              weights->matrices[which], width, 1.0f, y, width);
+    memcpy(y + i * y_stride, weights->biases[which], (size_t)columns * sizeof *y);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, orientation, (int)rows, columns, width, 1.0f, x, width,
+              weights->matrices[which], problem->options->out_in ? width : columns, 1.0f, y,
+              (int)y_stride);
 }
 
 static void hide_future(float *scores, int64_t length) {
@@ -73,19 +75,19 @@ static void hide_future(float *scores, int64_t length) {
       scores[i * length + j] = -INFINITY;
 }
 
-static void softmax(float *scores, int64_t length) {
-  for (int64_t i = 0; i < length; i++) {
-    float *row = scores + i * length;
+void bench_softmax(float *scores, int64_t n_rows, int64_t n) {
+  for (int64_t i = 0; i < n_rows; i++) {
+    float *row = scores + i * n;
     float largest = row[0];
-    for (int64_t j = 1; j < length; j++)
+    for (int64_t j = 1; j < n; j++)
       largest = row[j] > largest ? row[j] : largest;
     float sum = 0.0f;
-    for (int64_t j = 0; j < length; j++) {
+    for (int64_t j = 0; j < n; j++) {
       row[j] = expf(row[j] - largest);
       sum += row[j];
     }
     const float factor = 1.0f / sum;
-    for (int64_t j = 0; j < length; j++)
+    for (int64_t j = 0; j < n; j++)
       row[j] *= factor;
   }
 }
@@ -101,7 +103,7 @@ static void attend(const composed_state *composed, int64_t at, float *scores) {
               scores, length);
   if (shape->causal)
     hide_future(scores, length);
-  softmax(scores, length);
+  bench_softmax(scores, length, length);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, length, size, length, 1.0f, scores, length,
               composed->v + at, width, 0.0f, composed->concat + at, width);
 }
@@ -112,14 +114,15 @@ static bool run(void *state, int thread_index, int64_t call) {
   const bench_shape *shape = &problem->shape;
   const bench_weights *weights = bench_problem_set(problem, call);
   (void)thread_index;
-  bench_project(problem, weights, 0, problem->rows, problem->input, composed->q);
-  bench_project(problem, weights, 1, problem->rows, problem->input, composed->k);
-  bench_project(problem, weights, 2, problem->rows, problem->input, composed->v);
+  bench_project(problem, weights, 0, problem->rows, problem->input, composed->q, shape->width);
+  bench_project(problem, weights, 1, problem->rows, problem->input, composed->k, shape->width);
+  bench_project(problem, weights, 2, problem->rows, problem->input, composed->v, shape->width);
   for (int64_t b = 0; b < shape->batch; b++)
     for (int64_t h = 0; h < shape->heads; h++)
       attend(composed, b * shape->length * shape->width + h * (shape->width / shape->heads),
              composed->scores + h * shape->length * shape->length);
-  bench_project(problem, weights, 3, problem->rows, composed->concat, problem->output);
+  bench_project(problem, weights, 3, problem->rows, composed->concat, problem->output,
+                shape->width);
   return true;
 }
 

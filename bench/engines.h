@@ -8,7 +8,7 @@ typedef struct bench_engine {
   const char *name;
   bool computes_layer; /* false: a yardstick, which leaves problem->output alone */
   bool calls_blas;     /* runs with the BLAS's own thread count set to the row's */
-  bool one_row_only;   /* makes sense only where one row meets all the weights */
+  bool rotating_only;  /* makes sense only where every weight is used about once */
   /* Floating-point operations of a call; NULL = bench_flops of the shape. */
   double (*flops)(const bench_problem *problem);
   /* Bytes that create takes beside the problem's; NULL = not worth asking. */
@@ -23,14 +23,19 @@ typedef struct bench_engine {
   void (*destroy)(void *state); /* accepts NULL */
 } bench_engine;
 
-extern const bench_engine bench_sgemm;    /* bare n³ product: 100 percent */
-extern const bench_engine bench_read;     /* plain read of the weights */
-extern const bench_engine bench_composed; /* four sgemm, and two and a softmax per head */
-extern const bench_engine bench_libmha;
+extern const bench_engine bench_sgemm;           /* bare n³ product: 100 percent */
+extern const bench_engine bench_read;            /* plain read of a set */
+extern const bench_engine bench_composed;        /* four sgemm, and two and a softmax per head */
+extern const bench_engine bench_composed_cached; /* the same over a cache, two sgemv per head */
+extern const bench_engine bench_libmha;          /* with and without a cache */
 
-/* y = x·W + b for `rows` rows of x [rows][E], through one sgemm; which is 0 to 3. */
+/* y = x·W + b for `rows` rows of x [rows][E], through one sgemm; which is 0 to 3, and the rows of
+ * y are `y_stride` numbers apart. */
 void bench_project(const bench_problem *problem, const bench_weights *weights, int which,
-                   int64_t rows, const float *x, float *y);
+                   int64_t rows, const float *x, float *y, int64_t y_stride);
+
+/* Softmax of each of `n_rows` rows of n numbers, in place. */
+void bench_softmax(float *scores, int64_t n_rows, int64_t n);
 
 /* What the naive engine did. */
 typedef struct bench_naive_result {

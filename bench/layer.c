@@ -1,4 +1,5 @@
-/* Owns the engine "libmha": mha_forward through the public header, borrowing the same weights. */
+/* Owns the engine "libmha": mha_forward through the public header, borrowing the same weights, with
+ * a cache of its own for each set where the shape has a past. */
 #include "engines.h"
 #include "mha.h"
 
@@ -8,6 +9,7 @@
 typedef struct layer_state {
   const bench_problem *problem;
   mha_weights **layers;                     /* [n_sets] */
+  mha_cache **caches;                       /* [n_sets]; NULL where past is 0 */
   mha_context *contexts[BENCH_MAX_THREADS]; /* one for each thread count */
   size_t workspace[BENCH_MAX_THREADS];
   mha_attention attention;
@@ -26,6 +28,7 @@ static bool create_layer(const bench_problem *problem, const bench_weights *set,
   mha_matrices matrices;
   mha_error error;
   mha_config_init(&config, problem->shape.width, problem->shape.heads);
+  config.n_kv_heads = problem->shape.kv_heads;
   MHA_INIT(&matrices);
   matrices.orientation = problem->options->out_in ? MHA_OUT_IN : MHA_IN_OUT;
   matrices.ownership = MHA_BORROW;
@@ -40,6 +43,49 @@ static bool create_layer(const bench_problem *problem, const bench_weights *set,
   return report(mha_weights_create(&config, &matrices, layer, &error), &error);
 }
 
+static mha_tensor past_tokens(const bench_shape *shape, const float *rows) {
+  const int64_t size = shape->width / shape->heads;
+  const int64_t row = shape->kv_heads * size;
+  return (mha_tensor){.data = rows,
+                      .batch = shape->batch,
+                      .length = shape->past,
+                      .heads = shape->kv_heads,
+                      .size = size,
+                      .batch_stride = (shape->past + shape->length) * row,
+                      .row_stride = row,
+                      .head_stride = size,
+                      .size_stride = 1};
+}
+
+static bool create_cache(const bench_problem *problem, const bench_weights *set,
+                         mha_cache **cache) {
+  const bench_shape *shape = &problem->shape;
+  mha_cache_options options;
+  mha_error error;
+  MHA_INIT(&options);
+  options.n_entries = shape->batch;
+  options.capacity = shape->past + shape->length;
+  options.n_kv_heads = shape->kv_heads;
+  options.head_size = shape->width / shape->heads;
+  const mha_tensor keys = past_tokens(shape, set->keys);
+  const mha_tensor values = past_tokens(shape, set->values);
+  return report(mha_cache_create(&options, cache, &error), &error) &&
+         report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
+}
+
+static bool create_sets(layer_state *state) {
+  const bench_problem *problem = state->problem;
+  const size_t n = (size_t)problem->n_sets;
+  const bool cached = problem->shape.past > 0;
+  state->layers = bench_zeroed(n * sizeof *state->layers);
+  state->caches = cached ? bench_zeroed(n * sizeof *state->caches) : NULL;
+  bool good = state->layers && (state->caches || !cached);
+  for (size_t i = 0; good && i < n; i++)
+    good = create_layer(problem, &problem->sets[i], &state->layers[i]) &&
+           (!cached || create_cache(problem, &problem->sets[i], &state->caches[i]));
+  return good;
+}
+
 static bool create_context(layer_state *state, int index) {
   const bench_shape *shape = &state->problem->shape;
   mha_context_options options;
@@ -50,7 +96,8 @@ static bool create_context(layer_state *state, int index) {
   MHA_INIT(&size);
   size.batch = shape->batch;
   size.query_length = shape->length;
-  size.key_length = shape->length;
+  size.key_length = shape->past + shape->length;
+  size.cached = shape->past > 0;
   const mha_weights *layer = state->layers[0];
   mha_context **context = &state->contexts[index];
   return report(mha_context_create(&options, context, &error), &error) &&
@@ -79,7 +126,10 @@ static void destroy(void *opaque) {
     mha_context_destroy(state->contexts[i]);
   for (int64_t i = 0; state->layers && i < state->problem->n_sets; i++)
     mha_weights_destroy(state->layers[i]);
+  for (int64_t i = 0; state->caches && i < state->problem->n_sets; i++)
+    mha_cache_destroy(state->caches[i]);
   free(state->layers);
+  free(state->caches);
   free(state);
 }
 
@@ -88,10 +138,7 @@ static void *create(const bench_problem *problem) {
   if (!state)
     return NULL;
   state->problem = problem;
-  state->layers = bench_zeroed((size_t)problem->n_sets * sizeof *state->layers);
-  bool good = state->layers != NULL;
-  for (int64_t i = 0; good && i < problem->n_sets; i++)
-    good = create_layer(problem, &problem->sets[i], &state->layers[i]);
+  bool good = create_sets(state);
   for (int i = 0; good && i < problem->options->n_threads; i++)
     good = create_context(state, i);
   if (!good) {
@@ -102,12 +149,32 @@ static void *create(const bench_problem *problem) {
   return state;
 }
 
+/* Makes room for the next call's token: a few stores per entry, so it stays inside the
+ * clock. */
+static bool forget_token(const layer_state *state, mha_cache *cache) {
+  mha_error error;
+  bool good = true;
+  for (int64_t b = 0; good && cache && b < state->problem->shape.batch; b++)
+    good = report(mha_cache_truncate(cache, b, state->problem->shape.past, &error), &error);
+  return good;
+}
+
 static bool run(void *opaque, int thread_index, int64_t call) {
   const layer_state *state = opaque;
+  const int64_t set = call % state->problem->n_sets;
+  mha_forward_args args = state->args;
   mha_error error;
-  return report(mha_forward(state->contexts[thread_index],
-                            state->layers[call % state->problem->n_sets], &state->args, &error),
-                &error);
+  args.cache = state->caches ? state->caches[set] : NULL;
+  return report(mha_forward(state->contexts[thread_index], state->layers[set], &args, &error),
+                &error) &&
+         forget_token(state, args.cache);
+}
+
+static double needs(const bench_problem *problem) {
+  const bench_shape *shape = &problem->shape;
+  const double tokens = shape->past > 0 ? (double)(shape->past + shape->length) : 0;
+  const double row = 2 * (double)bench_projected_width(shape, 1) * (double)sizeof(float);
+  return (double)(problem->n_sets * shape->batch) * tokens * row;
 }
 
 static size_t bytes(const void *opaque, int thread_index) {
@@ -117,6 +184,7 @@ static size_t bytes(const void *opaque, int thread_index) {
 const bench_engine bench_libmha = {
     .name = "libmha",
     .computes_layer = true,
+    .needs = needs,
     .create = create,
     .run = run,
     .bytes = bytes,

@@ -53,6 +53,31 @@ double bench_machine_available_bytes(void) {
   return 1024 * strtod(text, NULL);
 }
 
+/* "32768K" in bytes; 0 if the file is not there or holds something else. */
+static size_t read_size(const char *path) {
+  unsigned long long number = 0;
+  char unit = '\0';
+  FILE *file = fopen(path, "r");
+  if (!file)
+    return 0;
+  const int n = fscanf(file, "%19llu%c", &number, &unit);
+  fclose(file);
+  if (n < 1)
+    return 0;
+  return (size_t)number << (unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : 0);
+}
+
+size_t bench_machine_cache_bytes(void) {
+  size_t largest = 0;
+  for (int index = 0; index < 8; index++) {
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+    const size_t bytes = read_size(path);
+    largest = bytes > largest ? bytes : largest;
+  }
+  return largest > 0 ? largest : (size_t)64 << 20;
+}
+
 /* All columns of the first line of /proc/stat but idle and waiting for disks, as seconds. */
 static double busy_seconds(void) {
   double ticks[8] = {0}; /* user nice system idle iowait irq softirq steal */

@@ -12,6 +12,9 @@ int bench_machine_cpu_count(void);
 /* Bytes of memory that can be had without swapping; infinite where that is not known. */
 double bench_machine_available_bytes(void);
 
+/* Bytes of the largest cache that the first CPU reaches; 64 MiB where that is not known. */
+size_t bench_machine_cache_bytes(void);
+
 /* CPU seconds spent so far by all but this process, on all CPUs, the host's theft included; NAN
  * where that is not known. */
 double bench_machine_others_seconds(void);

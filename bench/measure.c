@@ -162,12 +162,19 @@ static bool run_rounds(bench_measurement *measurement) {
 
 /* ---- engines ---- */
 
-static const bench_engine *const engines[BENCH_MAX_ENGINES] = {&bench_sgemm, &bench_read,
-                                                               &bench_composed, &bench_libmha};
+/* Those of shapes without and with a cache. */
+static const bench_engine *const engines[2][BENCH_MAX_ENGINES] = {
+    {&bench_sgemm, &bench_read, &bench_composed, &bench_libmha},
+    {&bench_sgemm, &bench_read, &bench_composed_cached, &bench_libmha},
+};
+
+static const bench_engine *const *engines_for(const bench_measurement *measurement) {
+  return engines[measurement->problem.shape.past > 0];
+}
 
 static bool takes_part(bench_measurement *measurement, const bench_engine *engine) {
   const bench_problem *problem = &measurement->problem;
-  if (engine->one_row_only && problem->rows != 1)
+  if (engine->rotating_only && !problem->rotates)
     return false;
   if (engine->computes_layer && !bench_options_wants(problem->options, engine->name))
     return false;
@@ -189,7 +196,7 @@ static void add_rows(bench_measurement *measurement, void *const states[]) {
       if (!states[e])
         continue;
       bench_row *row = &measurement->rows[measurement->n_rows++];
-      row->engine = engines[e];
+      row->engine = engines_for(measurement)[e];
       row->state = states[e];
       row->thread_index = t;
       row->threads = options->threads[t];
@@ -203,8 +210,8 @@ static bool create_rows(bench_measurement *measurement) {
   if (!measurement->rows)
     return false;
   for (int e = 0; good && e < BENCH_MAX_ENGINES; e++)
-    if (takes_part(measurement, engines[e])) {
-      states[e] = engines[e]->create(&measurement->problem);
+    if (takes_part(measurement, engines_for(measurement)[e])) {
+      states[e] = engines_for(measurement)[e]->create(&measurement->problem);
       good = states[e] != NULL;
     }
   add_rows(measurement, states); /* also after a failure: destroying walks the rows */
@@ -213,7 +220,8 @@ static bool create_rows(bench_measurement *measurement) {
 
 static bool run_naive(bench_measurement *measurement) {
   const bench_options *options = measurement->problem.options;
-  if (!bench_options_wants(options, "naive") || options->out_in)
+  if (!bench_options_wants(options, "naive") || options->out_in ||
+      measurement->problem.shape.past > 0)
     return true;
   bench_progress("%s: naive", measurement->problem.shape.name);
   measurement->has_naive = true;
@@ -223,7 +231,7 @@ static bool run_naive(bench_measurement *measurement) {
 bool bench_measure(const bench_options *options, const bench_shape *shape,
                    bench_measurement *measurement) {
   memset(measurement, 0, sizeof *measurement);
-  bench_progress("%s: filling buffers", shape->name);
+  bench_progress("%s: filling buffers%s", shape->name, shape->past > 0 ? " and caches" : "");
   if (!bench_problem_create(options, shape, &measurement->problem) || !run_naive(measurement) ||
       !create_rows(measurement))
     return false;
@@ -258,10 +266,11 @@ bench_summary bench_ratio(const bench_row *row, const bench_row *other) {
   return bench_summarize(ratios, row->n_samples);
 }
 
-const bench_row *bench_find_row(const bench_measurement *measurement, const bench_engine *engine,
+const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
                                 int threads) {
   for (int i = 0; i < measurement->n_rows; i++)
-    if (measurement->rows[i].engine == engine && measurement->rows[i].threads == threads)
+    if (strcmp(measurement->rows[i].engine->name, engine) == 0 &&
+        measurement->rows[i].threads == threads)
       return &measurement->rows[i];
   return NULL;
 }

@@ -39,8 +39,8 @@ typedef struct bench_measurement {
  * row's. NAN if `other` is NULL. */
 bench_summary bench_ratio(const bench_row *row, const bench_row *other);
 
-/* The row of `engine` with `threads` threads, or NULL. */
-const bench_row *bench_find_row(const bench_measurement *measurement, const bench_engine *engine,
+/* The row of the engine of this name with `threads` threads, or NULL. */
+const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
                                 int threads);
 
 /* Measures one shape. False after a message on stderr if something failed or engines disagree.

@@ -104,9 +104,9 @@ static bool create(naive_state *naive) {
   /* Sampled queries need the keys and values of all rows; those of the sample are done again. */
   if (naive->result->extrapolated) {
     bench_project(naive->problem, naive->weights, 1, naive->problem->rows, naive->problem->input,
-                  naive->k);
+                  naive->k, naive->problem->shape.width);
     bench_project(naive->problem, naive->weights, 2, naive->problem->rows, naive->problem->input,
-                  naive->v);
+                  naive->v, naive->problem->shape.width);
   }
   return true;
 }

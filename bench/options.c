@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include "blas_threads.h"
+#include "machine.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -131,6 +132,13 @@ static bool take_valued(bench_options *options, char **argv, int *index, bool *k
   return true;
 }
 
+/* Several times the last cache, and never less than what was enough for most machines. */
+static size_t rotation_bytes(void) {
+  const size_t least = (size_t)256 << 20;
+  const size_t wanted = 4 * bench_machine_cache_bytes();
+  return wanted > least ? wanted : least;
+}
+
 static void set_defaults(bench_options *options) {
   memset(options, 0, sizeof *options);
   options->rounds = 25;
@@ -139,7 +147,7 @@ static void set_defaults(bench_options *options) {
   options->pause_seconds = 0.06;
   options->yardstick = 1024;
   options->naive_flops = 1e9;
-  options->rotation_bytes = (size_t)256 << 20;
+  options->rotation_bytes = rotation_bytes();
 }
 
 /* Everything as in a full run, but too small to say anything about speed. */
@@ -189,8 +197,8 @@ void bench_options_help(void) {
   puts("mha-bench: libmha beside naive loops and plain BLAS calls, in turns, in one run\n"
        "\n"
        "  --shapes FILE       shapes to measure, one a line: name batch seq past d_model heads\n"
-       "                      causal; default " MHA_BENCH_SHAPES "\n"
-       "  --shape N,B,L,P,E,H,C  one shape more (alone: only it), fields as above\n"
+       "                      causal [kv_heads]; default " MHA_BENCH_SHAPES "\n"
+       "  --shape N,B,L,P,E,H,C[,G]  one shape more (alone: only it), fields as above\n"
        "  --only NAMES        of these shapes only NAMES, with commas between\n"
        "  --engines LIST      of naive, composed, libmha; default all\n"
        "  --threads LIST      thread counts, all being the BLAS's; default 1,all\n"

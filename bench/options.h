@@ -21,7 +21,8 @@ typedef struct bench_options {
   double pause_seconds;  /* after a turn with several threads: lets their pools fall asleep */
   int64_t yardstick;     /* n of the bare n³ sgemm */
   double naive_flops;    /* the naive engine computes sampled rows beyond this */
-  size_t rotation_bytes; /* one-row shapes walk through at least this much of weights */
+  size_t rotation_bytes; /* used between two uses of the same weights and cache, where a shape is
+                            one row or has a cache */
   bool out_in;           /* matrices lie [out][in] */
   bool help;
 } bench_options;

@@ -32,37 +32,69 @@ static void fill(float *numbers, size_t n, float deviation, uint64_t *state) {
   }
 }
 
+/* Of all four projections together. */
+static size_t projected_columns(const bench_shape *shape) {
+  return (size_t)(2 * shape->width + 2 * bench_projected_width(shape, 1));
+}
+
+/* Of the keys, or of the values: what the cache holds when the call has appended its token. */
+static size_t cache_floats(const bench_shape *shape) {
+  const int64_t tokens = shape->past > 0 ? shape->past + shape->length : 0;
+  return (size_t)(shape->batch * tokens * bench_projected_width(shape, 1));
+}
+
 /* Matrices keep the variance of their input, except that queries get three times the deviation:
  * scores of deviation 3 make rows of softmax that depend on a handful of keys, so that a wrong key
- * shows in the output however long the sequence is. */
+ * shows in the output however long the sequence is. Cached rows have deviation 1, as projected
+ * ones. */
 static void fill_set(const bench_problem *problem, bench_weights *set) {
   const size_t width = (size_t)problem->shape.width;
+  const size_t columns = projected_columns(&problem->shape);
   const float deviation = 1.0f / sqrtf((float)width);
   uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
+  float *at = set->block;
   fill(problem->input, (size_t)problem->rows * width, 1.0f, &state);
-  fill(set->block, width * width, 3.0f * deviation, &state);
-  fill(set->block + width * width, 3 * width * width, deviation, &state);
-  fill(set->block + 4 * width * width, 4 * width, 0.1f, &state);
+  fill(at, width * width, 3.0f * deviation, &state);
+  at += width * width;
+  fill(at, (columns - width) * width, deviation, &state);
+  at += (columns - width) * width;
+  fill(at, columns, 0.1f, &state);
+  at += columns;
+  fill(at, 2 * cache_floats(&problem->shape), 1.0f, &state);
 }
 
 static bool create_set(const bench_problem *problem, bench_weights *set) {
-  const size_t width = (size_t)problem->shape.width;
-  set->block = bench_floats(problem->set_bytes / sizeof(float));
-  if (!set->block)
+  const bench_shape *shape = &problem->shape;
+  float *at = bench_floats(problem->set_bytes / sizeof(float));
+  set->block = at;
+  if (!at)
     return false;
-  for (size_t i = 0; i < 4; i++) {
-    set->matrices[i] = set->block + i * width * width;
-    set->biases[i] = set->block + 4 * width * width + i * width;
+  for (int i = 0; i < 4; i++) {
+    set->matrices[i] = at;
+    at += shape->width * bench_projected_width(shape, i);
+  }
+  for (int i = 0; i < 4; i++) {
+    set->biases[i] = at;
+    at += bench_projected_width(shape, i);
+  }
+  if (shape->past > 0) {
+    set->keys = at;
+    set->values = at + cache_floats(shape);
   }
   return true;
 }
 
+/* Between two uses of a set the others are used, rotation_bytes in all or more. */
+static int64_t count_sets(const bench_problem *problem) {
+  const size_t rotation = problem->options->rotation_bytes;
+  return 1 + (int64_t)((rotation + problem->set_bytes - 1) / problem->set_bytes);
+}
+
 static bool create_sets(bench_problem *problem) {
-  const size_t width = (size_t)problem->shape.width;
-  problem->set_bytes = (4 * width * width + 4 * width) * sizeof(float);
-  problem->n_sets = 1;
-  if (problem->rows == 1)
-    problem->n_sets += (int64_t)(problem->options->rotation_bytes / problem->set_bytes);
+  const size_t columns = projected_columns(&problem->shape);
+  const size_t weights = columns * ((size_t)problem->shape.width + 1);
+  problem->set_bytes = (weights + 2 * cache_floats(&problem->shape)) * sizeof(float);
+  problem->n_sets = problem->rotates ? count_sets(problem) : 1;
   problem->sets = bench_zeroed((size_t)problem->n_sets * sizeof *problem->sets);
   if (!problem->sets)
     return false;
@@ -84,6 +116,7 @@ bool bench_problem_create(const bench_options *options, const bench_shape *shape
   problem->options = options;
   problem->shape = *shape;
   problem->rows = shape->batch * shape->length;
+  problem->rotates = problem->rows == 1 || shape->past > 0;
   const size_t n = (size_t)problem->rows * (size_t)shape->width;
   problem->input = bench_floats(n);
   problem->output = bench_floats(n);

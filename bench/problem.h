@@ -4,11 +4,14 @@
 
 #include "options.h"
 
-/* One copy of a layer: a single block, so that it can be read from end to end. */
+/* One copy of a layer and of what its cache holds: a single block, so that all that a call must
+ * touch can be read from end to end. */
 typedef struct bench_weights {
   float *block;
-  const float *matrices[4]; /* query, key, value, output: E×E, orientation as the options say */
-  const float *biases[4];   /* E each */
+  const float *matrices[4]; /* query, key, value, output: E×bench_projected_width, orientation as
+                               the options say */
+  const float *biases[4];   /* bench_projected_width each */
+  float *keys, *values;     /* [B][past+Lq][G·d] with past rows filled; NULL where past is 0 */
 } bench_weights;
 
 typedef struct bench_problem {
@@ -17,8 +20,9 @@ typedef struct bench_problem {
   int64_t rows;   /* B·Lq */
   float *input;   /* [B][Lq][E] */
   float *output;  /* [B][Lq][E] */
-  int64_t n_sets; /* copies of the layer: more than one only for a single row, so that each
-                     call finds its weights in memory rather than in a cache */
+  bool rotates;   /* every weight is used once, or about once: a single row, or a cache */
+  int64_t n_sets; /* copies of the layer: more than one only where rotates is set, so that each
+                     call finds its set in memory rather than in a cache of the CPU */
   bench_weights *sets;
   size_t set_bytes; /* of one block */
 } bench_problem;

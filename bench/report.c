@@ -11,6 +11,9 @@
 /* Beyond this much of the CPUs' time in other hands the table says so. */
 #define QUIET_PERCENT 3
 
+/* Columns of the shape's name. */
+#define NAME_WIDTH 18
+
 /* ---- figures: one line, whoever reads it; NAN = does not apply ---- */
 
 typedef struct line_figures {
@@ -22,10 +25,10 @@ typedef struct line_figures {
   double gflops;
   bench_summary percent_sgemm; /* of the bare product's rate, same run, same threads */
   double speedup_naive;
-  double speedup_composed;   /* at the same threads */
-  double speedup_one_thread; /* of the same engine */
-  double percent_read;       /* of a plain read's speed, same threads */
-  double bytes;              /* workspace or score matrices */
+  double speedup_composed;    /* at the same threads */
+  double speedup_one_thread;  /* of the same engine */
+  bench_summary percent_read; /* of a plain read's speed, same threads */
+  double bytes;               /* workspace or score matrices */
   double difference;
 } line_figures;
 
@@ -43,16 +46,16 @@ static bench_summary scaled(bench_summary summary, double factor) {
 /* Comparisons are made round by round, between neighbours in time. */
 static void compare(const bench_measurement *measurement, const bench_row *row,
                     line_figures *figures) {
-  const bench_row *sgemm = bench_find_row(measurement, &bench_sgemm, row->threads);
-  const bench_row *read = bench_find_row(measurement, &bench_read, row->threads);
-  const bench_row *composed = bench_find_row(measurement, &bench_composed, row->threads);
-  const bench_row *alone = bench_find_row(measurement, row->engine, 1);
+  const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads);
+  const bench_row *read = bench_find_row(measurement, "read", row->threads);
+  const bench_row *composed = bench_find_row(measurement, "composed", row->threads);
+  const bench_row *alone = bench_find_row(measurement, row->engine->name, 1);
   const double work = figures->flops / flops_of(measurement, &bench_sgemm);
   figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
   figures->speedup_one_thread = row->threads == 1 ? NAN : bench_ratio(row, alone).median;
   if (!row->engine->computes_layer)
     return;
-  figures->percent_read = 100 * bench_ratio(row, read).median;
+  figures->percent_read = scaled(bench_ratio(row, read), 100);
   figures->speedup_composed = bench_ratio(row, composed).median;
   if (measurement->has_naive)
     figures->speedup_naive = measurement->naive.seconds / figures->time.median;
@@ -67,7 +70,7 @@ static line_figures row_figures(const bench_measurement *measurement, const benc
                           .flops = flops_of(measurement, engine),
                           .speedup_naive = NAN,
                           .speedup_composed = NAN,
-                          .percent_read = NAN,
+                          .percent_read = {NAN, NAN, NAN, NAN},
                           .bytes = NAN,
                           .difference = row->difference};
   figures.gflops = 1e-9 * figures.flops / figures.time.median;
@@ -90,7 +93,7 @@ static line_figures naive_figures(const bench_measurement *measurement) {
                                 .speedup_naive = NAN,
                                 .speedup_composed = NAN,
                                 .speedup_one_thread = NAN,
-                                .percent_read = NAN,
+                                .percent_read = {NAN, NAN, NAN, NAN},
                                 .bytes = NAN,
                                 .difference = measurement->naive_difference};
   return figures;
@@ -116,8 +119,9 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   const double median = 1e3 * figures->time.median;
   const double minimum = 1e3 * figures->time.minimum;
   const bench_summary *percent = &figures->percent_sgemm;
+  const bench_summary *read = &figures->percent_read;
   const bool once = figures->rounds == 1;
-  fprintf(file, "%-12s %3d %-9s%c", shape, figures->threads, figures->engine,
+  fprintf(file, "%-*s %3d %-9s%c", NAME_WIDTH, shape, figures->threads, figures->engine,
           figures->extrapolated ? '~' : ' ');
   cell(file, 10, millisecond_decimals(median), median);
   cell(file, 10, millisecond_decimals(minimum), once ? NAN : minimum);
@@ -128,7 +132,8 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   cell(file, 8, 1, figures->speedup_naive);
   cell(file, 7, 2, figures->speedup_composed);
   cell(file, 7, 2, figures->speedup_one_thread);
-  cell(file, 7, 1, figures->percent_read);
+  cell(file, 7, 1, read->median);
+  cell(file, 5, 1, once ? NAN : read->quartile3 - read->quartile1);
   cell(file, 9, 2, figures->bytes / 1048576);
   fputc('\n', file);
 }
@@ -161,12 +166,12 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
       "%%sgemm: 100 = a bare %lld³ sgemm in the same rounds\nwith as many threads; iqr: "
       "distance of its quartiles. Ratios are medians of the rounds' ratios. x naive: ~ =\n"
       "extrapolated from sampled rows. x comp: over composed with as many threads. x 1thr: over "
-      "one thread. %%read:\nof the speed of a plain read of the weights. MiB: workspace of "
-      "libmha, score matrices of composed.\n\n",
+      "one thread. %%read:\nof the speed of a plain read of the weights and of the cached keys and "
+      "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed.\n\n",
       options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
-  fprintf(file, "%-12s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %7s %7s %9s\n", "shape", "thr",
-          "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm", "iqr", "x naive", "x comp",
-          "x 1thr", "%read", "MiB");
+  fprintf(file, "%-*s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %7s %7s %5s %9s\n", NAME_WIDTH,
+          "shape", "thr", "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm", "iqr", "x naive",
+          "x comp", "x 1thr", "%read", "iqr", "MiB");
   fflush(file);
 }
 
@@ -181,16 +186,11 @@ void bench_report_table(FILE *file, const bench_measurement *measurement) {
     table_line(file, shape, &figures);
   }
   if (measurement->others_percent > QUIET_PERCENT)
-    fprintf(file, "%-12s NOT QUIET: other processes took %.0f %% of the CPUs' time\n", shape,
-            measurement->others_percent);
+    fprintf(file, "%-*s NOT QUIET: other processes took %.0f %% of the CPUs' time\n", NAME_WIDTH,
+            shape, measurement->others_percent);
   if (measurement->note[0])
-    fprintf(file, "%-12s %s\n", shape, measurement->note);
+    fprintf(file, "%-*s %s\n", NAME_WIDTH, shape, measurement->note);
   fputc('\n', file);
-  fflush(file);
-}
-
-void bench_report_skipped(FILE *file, const bench_shape *shape, const char *reason) {
-  fprintf(file, "%-12s skipped: %s\n\n", shape->name, reason);
   fflush(file);
 }
 
@@ -231,6 +231,7 @@ static void json_shape(FILE *file, const bench_shape *shape) {
   json_integer(file, "past", shape->past);
   json_integer(file, "d_model", shape->width);
   json_integer(file, "heads", shape->heads);
+  json_integer(file, "kv_heads", shape->kv_heads);
   json_boolean(file, "causal", shape->causal);
 }
 
@@ -256,7 +257,12 @@ static void json_line(FILE *file, const bench_measurement *measurement,
   json_number(file, "speedup_naive", figures->speedup_naive);
   json_number(file, "speedup_composed", figures->speedup_composed);
   json_number(file, "speedup_one_thread", figures->speedup_one_thread);
-  json_number(file, "percent_read", figures->percent_read);
+  const bench_summary *read = &figures->percent_read;
+  json_number(file, "percent_read", read->median);
+  json_number(file, "percent_read_quartile1", read->quartile1);
+  json_number(file, "percent_read_quartile3", read->quartile3);
+  const bench_problem *problem = &measurement->problem;
+  json_number(file, "read_bytes", problem->rotates ? (double)problem->set_bytes : NAN);
   json_number(file, "bytes", figures->bytes);
   json_number(file, "difference", figures->difference);
   json_number(file, "others_percent", measurement->others_percent);
@@ -269,6 +275,7 @@ void bench_report_json_head(FILE *file, const bench_options *options) {
   bench_machine_cpu(text, sizeof text);
   json_string(file, "cpu", text);
   json_integer(file, "cpus", bench_machine_cpu_count());
+  json_integer(file, "cache_bytes", (int64_t)bench_machine_cache_bytes());
   static const char *const keys[] = {"version", "blas", "blas_threading", "blas_core",
                                      "instruction_set"};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {

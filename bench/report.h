@@ -12,9 +12,6 @@ void bench_report_table_head(FILE *file, const bench_options *options);
 /* One line per engine and thread count. */
 void bench_report_table(FILE *file, const bench_measurement *measurement);
 
-/* A line for a shape that was not measured. */
-void bench_report_skipped(FILE *file, const bench_shape *shape, const char *reason);
-
 /* JSON lines: first {"record":"machine", …}, then {"record":"row", …} for each line of the table.
  * Times are seconds, null stands for what does not apply. */
 void bench_report_json_head(FILE *file, const bench_options *options);

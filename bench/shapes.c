@@ -10,7 +10,8 @@
 /* Sizes beyond this are typing errors; below it no product of three overflows an int64_t. */
 #define LARGEST (INT64_C(1) << 20)
 
-enum { NAME, BATCH, LENGTH, PAST, WIDTH, HEADS, CAUSAL, N_FIELDS };
+/* KV_HEADS may be left out. */
+enum { NAME, BATCH, LENGTH, PAST, WIDTH, HEADS, CAUSAL, KV_HEADS, N_FIELDS };
 
 static bool refuse(const char *origin, const char *what, const char *text) {
   fprintf(stderr, "mha-bench: %s: %s: '%s'\n", origin, what, text);
@@ -45,7 +46,14 @@ static int split(char *text, char *fields[], int n_fields) {
   return n;
 }
 
-static bool parse_shape(char *fields[], bench_shape *shape) {
+/* What the engines can compute: a cache is filled beforehand, then each call brings one token. */
+static bool fits(const bench_shape *shape) {
+  const bool cached = shape->past > 0;
+  return shape->width % shape->heads == 0 && shape->heads % shape->kv_heads == 0 &&
+         (cached ? shape->length == 1 : shape->kv_heads == shape->heads);
+}
+
+static bool parse_shape(char *fields[], int n_fields, bench_shape *shape) {
   int64_t causal = 0;
   const bool parsed = parse_name(fields[NAME], shape->name, sizeof shape->name) &&
                       parse_number(fields[BATCH], 1, LARGEST, &shape->batch) &&
@@ -55,7 +63,10 @@ static bool parse_shape(char *fields[], bench_shape *shape) {
                       parse_number(fields[HEADS], 1, LARGEST, &shape->heads) &&
                       parse_number(fields[CAUSAL], 0, 1, &causal);
   shape->causal = causal != 0;
-  return parsed && shape->width % shape->heads == 0;
+  shape->kv_heads = shape->heads;
+  return parsed &&
+         (n_fields == KV_HEADS || parse_number(fields[KV_HEADS], 1, LARGEST, &shape->kv_heads)) &&
+         fits(shape);
 }
 
 bool bench_shapes_add(bench_shape_list *list, const char *text, const char *origin) {
@@ -64,14 +75,16 @@ bool bench_shapes_add(bench_shape_list *list, const char *text, const char *orig
   if (strlen(text) >= sizeof copy)
     return refuse(origin, "the line is too long", text);
   memcpy(copy, text, strlen(text) + 1);
-  if (split(copy, fields, N_FIELDS) != N_FIELDS)
-    return refuse(origin, "a shape is name,batch,seq,past,d_model,heads,causal", text);
+  const int n_fields = split(copy, fields, N_FIELDS);
+  if (n_fields != KV_HEADS && n_fields != N_FIELDS)
+    return refuse(origin, "a shape is name,batch,seq,past,d_model,heads,causal[,kv_heads]", text);
   if (list->n == BENCH_MAX_SHAPES)
     return refuse(origin, "there are too many shapes", text);
-  if (!parse_shape(fields, &list->shapes[list->n]))
+  if (!parse_shape(fields, n_fields, &list->shapes[list->n]))
     return refuse(origin,
                   "sizes are whole numbers from 1 to 2^20, past may be 0, causal is 0 or 1, heads "
-                  "divides d_model, a name has up to 23 letters",
+                  "divides d_model, kv_heads divides heads and differs from it only where past is "
+                  "above 0, where seq is 1; a name has up to 23 letters",
                   text);
   list->n++;
   return true;
@@ -96,10 +109,9 @@ bool bench_shapes_read(bench_shape_list *list, const char *path) {
 
 void bench_shapes_add_quick(bench_shape_list *list) {
   static const bench_shape quick[] = {
-      {"quick-batch", 2, 17, 0, 32, 4, false},
-      {"quick-causal", 1, 40, 0, 64, 2, true},
-      {"quick-row", 1, 1, 0, 128, 4, false},
-      {"quick-decode", 1, 1, 7, 32, 4, true},
+      {"quick-batch", 2, 17, 0, 32, 4, 4, false},     {"quick-causal", 1, 40, 0, 64, 2, 2, true},
+      {"quick-row", 1, 1, 0, 128, 4, 4, false},       {"quick-decode", 1, 1, 7, 32, 4, 4, true},
+      {"quick-decode_gqa", 3, 1, 21, 32, 4, 2, true},
   };
   for (size_t i = 0; i < sizeof quick / sizeof quick[0]; i++)
     list->shapes[list->n++] = quick[i];
@@ -129,6 +141,11 @@ bool bench_shapes_select(bench_shape_list *list, const char *names) {
   return true;
 }
 
+int64_t bench_projected_width(const bench_shape *shape, int which) {
+  const int64_t kv_width = shape->width / shape->heads * shape->kv_heads;
+  return which == 1 || which == 2 ? kv_width : shape->width;
+}
+
 double bench_visible_pairs(const bench_shape *shape) {
   const double queries = (double)shape->length;
   const double past = (double)shape->past;
@@ -140,6 +157,7 @@ double bench_visible_pairs(const bench_shape *shape) {
 double bench_flops(const bench_shape *shape) {
   const double batch = (double)shape->batch;
   const double width = (double)shape->width;
-  const double projections = 8 * batch * (double)shape->length * width * width;
+  const double kv_width = (double)bench_projected_width(shape, 1);
+  const double projections = 4 * batch * (double)shape->length * width * (width + kv_width);
   return projections + 4 * batch * bench_visible_pairs(shape) * width;
 }

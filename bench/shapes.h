@@ -8,12 +8,13 @@
 #define BENCH_MAX_SHAPES 64
 
 typedef struct bench_shape {
-  char name[24];  /* letters, digits, '_', '-', '.' */
-  int64_t batch;  /* B */
-  int64_t length; /* Lq */
-  int64_t past;   /* keys already in a cache: Lk = past + Lq */
-  int64_t width;  /* Eq = Ek = Ev = Eo */
-  int64_t heads;  /* H = G, d = dv = width / H */
+  char name[24];    /* letters, digits, '_', '-', '.' */
+  int64_t batch;    /* B */
+  int64_t length;   /* Lq */
+  int64_t past;     /* tokens already in a cache: Lk = past + Lq; above 0 only with Lq = 1 */
+  int64_t width;    /* Eq = Ek = Ev = Eo */
+  int64_t heads;    /* H, d = dv = width / H */
+  int64_t kv_heads; /* G; fewer than H only where past is above 0 */
   bool causal;
 } bench_shape;
 
@@ -22,8 +23,8 @@ typedef struct bench_shape_list {
   bench_shape shapes[BENCH_MAX_SHAPES];
 } bench_shape_list;
 
-/* Appends "name,batch,seq,past,d_model,heads,causal"; commas, tabs and blanks separate. False after
- * a message on stderr that begins with `origin`. */
+/* Appends "name,batch,seq,past,d_model,heads,causal" and perhaps ",kv_heads", otherwise G = H;
+ * commas, tabs and blanks separate. False after a message on stderr that begins with `origin`. */
 bool bench_shapes_add(bench_shape_list *list, const char *text, const char *origin);
 
 /* Appends the lines of a file; empty lines and lines that begin with # are skipped. */
@@ -35,6 +36,9 @@ void bench_shapes_add_quick(bench_shape_list *list);
 /* Keeps the shapes whose names stand in the comma-separated `names`. False after a message if one
  * of the names is no shape. */
 bool bench_shapes_select(bench_shape_list *list, const char *names);
+
+/* Columns that projection `which` (0 to 3: query, key, value, output) has: E, G·d, G·d, E. */
+int64_t bench_projected_width(const bench_shape *shape, int which);
 
 /* (query, key) pairs that one head of one batch entry must look at. */
 double bench_visible_pairs(const bench_shape *shape);

@@ -66,7 +66,7 @@ const bench_engine bench_sgemm = {
     .destroy = sgemm_destroy,
 };
 
-/* ---- read: the weights once, as fast as loads go ---- */
+/* ---- read: the weights and what is cached, once, as fast as loads go ---- */
 
 #define ACCUMULATORS 16
 
@@ -122,7 +122,7 @@ static bool read_run(void *opaque, int thread_index, int64_t call) {
 
 const bench_engine bench_read = {
     .name = "read",
-    .one_row_only = true,
+    .rotating_only = true,
     .flops = read_flops,
     .create = read_create,
     .run = read_run,
