@@ -11,6 +11,7 @@
 #include <cblas.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 extern __attribute__((weak)) int openblas_get_num_threads(void);
@@ -21,6 +22,7 @@ extern __attribute__((weak)) char *openblas_get_corename(void);
 extern __attribute__((weak)) int64_t bli_thread_get_num_threads(void);
 extern __attribute__((weak)) void bli_thread_set_num_threads(int64_t n);
 extern __attribute__((weak)) char *bli_info_get_version_str(void);
+extern __attribute__((weak)) int64_t bli_info_get_enable_threading(void);
 
 /* ---- products ---- */
 
@@ -208,16 +210,18 @@ mha_blas_threading mha_blas_threading_kind(void) {
       return MHA_BLAS_THREADS_OWN;
     }
   }
-  return bli_thread_set_num_threads ? MHA_BLAS_THREADS_OWN : MHA_BLAS_THREADS_NONE;
+  return bli_info_get_enable_threading && bli_info_get_enable_threading() ? MHA_BLAS_THREADS_OWN
+                                                                          : MHA_BLAS_THREADS_NONE;
 }
 
+/* BLIS answers -1 unless its environment or a call has told it a count; it then uses one thread. */
 static int32_t current_count(void) {
   int64_t n = 1;
   if (openblas_get_num_threads)
     n = openblas_get_num_threads();
   else if (bli_thread_get_num_threads)
     n = bli_thread_get_num_threads();
-  return n > 1 ? (int32_t)n : 1;
+  return n > 0 ? (int32_t)n : 0;
 }
 
 static void set_count(int32_t n) {
@@ -271,7 +275,7 @@ void mha_blas_guard_enter(void) {
   pthread_mutex_lock(&guard.lock);
   if (guard.holders++ == 0) {
     guard.count = current_count();
-    if (guard.count != 1)
+    if (guard.count > 1)
       set_count(1);
   }
   pthread_mutex_unlock(&guard.lock);
@@ -281,19 +285,34 @@ void mha_blas_guard_leave(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
   pthread_mutex_lock(&guard.lock);
-  if (guard.holders > 0 && --guard.holders == 0 && guard.count != 1 && current_count() == 1)
+  if (guard.holders > 0 && --guard.holders == 0 && guard.count > 1 && current_count() == 1)
     set_count(guard.count);
   pthread_mutex_unlock(&guard.lock);
 }
 
 /* ---- description ---- */
 
+extern __attribute__((weak)) int bli_arch_query_id(void);
+extern __attribute__((weak)) char *bli_arch_string(int id);
+
+static pthread_once_t blis_named = PTHREAD_ONCE_INIT;
+static char blis_name[64];
+
+static void name_blis(void) {
+  (void)snprintf(blis_name, sizeof blis_name, "BLIS %s", bli_info_get_version_str());
+}
+
 const char *mha_blas_vendor(void) {
   if (openblas_get_config)
     return openblas_get_config();
-  return bli_info_get_version_str ? "BLIS" : "CBLAS of unknown vendor";
+  if (!bli_info_get_version_str)
+    return "CBLAS of unknown vendor";
+  (void)pthread_once(&blis_named, name_blis);
+  return blis_name;
 }
 
 const char *mha_blas_core(void) {
-  return openblas_get_corename ? openblas_get_corename() : "unknown";
+  if (openblas_get_corename)
+    return openblas_get_corename();
+  return bli_arch_query_id && bli_arch_string ? bli_arch_string(bli_arch_query_id()) : "unknown";
 }

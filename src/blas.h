@@ -59,7 +59,7 @@ typedef enum mha_blas_threading {
 
 mha_blas_threading mha_blas_threading_kind(void);
 
-/* Threads the BLAS would use outside the guard; at least 1. */
+/* Threads the BLAS would use outside the guard; 0 = it was told none and uses one. */
 int32_t mha_blas_thread_count(void);
 
 /* Holds a pool of the BLAS's own at one thread, process-wide, until the last matching leave, which

@@ -11,17 +11,14 @@
 
 /* ---- life ---- */
 
-/* As many threads as the BLAS would use; where it has one of its own, this process's CPUs. A BLAS
- * that two threads must not enter gets one. */
+/* As many threads as the BLAS was told to use; where it is single-threaded or was told nothing,
+ * this process's CPUs. A BLAS that two threads must not enter gets one. */
 static int32_t default_threads(void) {
-  switch (mha_blas_threading_kind()) {
-  case MHA_BLAS_THREADS_LOCKED:
+  const mha_blas_threading kind = mha_blas_threading_kind();
+  if (kind == MHA_BLAS_THREADS_LOCKED)
     return 1;
-  case MHA_BLAS_THREADS_NONE:
-    return mha_parallel_cpu_count();
-  default:
-    return mha_blas_thread_count();
-  }
+  const int32_t n = kind == MHA_BLAS_THREADS_NONE ? 0 : mha_blas_thread_count();
+  return n > 0 ? n : mha_parallel_cpu_count();
 }
 
 static mha_status read_options(mha_context *context, const mha_context_options *given,

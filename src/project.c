@@ -52,8 +52,12 @@ static bool is_evenly_spaced(const mha_rows_shape *shape) {
   return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
 }
 
-/* Columns per panel: an even share in whole vectors. */
-static int64_t choose_columns(int64_t columns, int64_t row_panels) {
+/* Columns per panel: an even share in whole vectors. A single row is bound by reading the matrix,
+ * which is fastest in long pieces: where a panel is a part of each stored row, it is a wide one. */
+static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row_panels) {
+  const int64_t columns = w->out;
+  if (rows == 1 && w->matrix && w->out_stride == 1)
+    return mha_min(columns, 2 * MHA_PANEL_COLUMNS);
   const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
   const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
   return mha_min(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
@@ -66,7 +70,7 @@ static cut make_cut(const mha_projecting *p) {
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
   c.row_panels = divide_up(c.run_rows, MHA_PANEL_ROWS);
-  c.panel_columns = choose_columns(p->projection->out, c.row_panels);
+  c.panel_columns = choose_columns(p->projection, c.run_rows, c.row_panels);
   c.column_panels = divide_up(p->projection->out, c.panel_columns);
   return c;
 }
