@@ -63,10 +63,11 @@
  *
  * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
  * whole process, because many small products run faster on the library's own threads; the count is
- * restored when the last such call ends, unless somebody changed it meanwhile. With OpenBLAS's
+ * restored when the last such call ends, unless somebody set another one meanwhile. With OpenBLAS's
  * OpenMP flavour only the calling thread's OpenMP setting is held and restored. The context flag
  * MHA_LEAVE_BLAS_ALONE opts out. OpenBLAS's serial flavour is not safe to enter from two threads:
- * there the library uses one thread and a process-wide lock around every product.
+ * there the library uses one thread and a process-wide lock around every product of its own; your
+ * program's products at the same time are not protected.
  *
  * Promised: the same call gives the same bits, whatever the number of threads, within one process,
  * one BLAS and one core type, while nobody else changes the BLAS's thread count during the call.
@@ -319,8 +320,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  * numbers ends the process (SIGBUS). With MHA_READ_FILE in config->flags everything is read into
  * memory first. float64, float16, bfloat16, and numbers that lie unaligned, column-major or in the
  * other byte order are converted once, into memory that the layer owns.
- * @param config n_heads is needed, and norm_epsilon where the file has q_norm.weight; sizes left 0
- *               follow from the shapes, others must agree with them.
+ * @param config n_heads is needed, n_kv_heads where heads are grouped (0 = H), and norm_epsilon
+ *               where the file has q_norm.weight, which is applied as it is; the other sizes, left
+ *               0, follow from the shapes and must agree with them where given.
  * @param path   the file or the folder. Not NULL.
  * @param prefix stands before each name as given, its dot included, such as "model.layers.0.
  *               self_attn."; "" = the names stand alone; NULL = find the one layer in the file,
@@ -382,8 +384,8 @@ typedef struct mha_context_options {
   size_t struct_size;             /**< set by MHA_INIT */
   uint32_t flags;                 /**< MHA_LEAVE_BLAS_ALONE or 0 */
   int32_t n_threads;              /**< 0: as many as the BLAS would use (it honours its environment
-                                       variables), or this process's CPUs where it knows no threads;
-                                       1: the caller alone; n: n, at most 1024 */
+                                       variables), or this process's CPUs where it knows no threads
+                                       or was told no number; 1: the caller alone; n: n, at most 1024 */
   mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = OpenMP */
   void *parallel_user;            /**< passed to parallel_for; must outlive the context */
   const mha_allocator *allocator; /**< for the context and its scratch; NULL = the C library */
