@@ -237,7 +237,7 @@ static mha_status plan_shape(const mha_context *context, const mha_weights *weig
     return status;
   const plan whole = make_plan(weights, &size, context->threads.n);
   mha_call_size few_size = size;
-  few_size.core.Lq = mha_min(size.core.Lq, MHA_FEW_QUERIES);
+  few_size.core.Lq = mha_cut_most_few(size.core.Lq, size.core.span);
   const plan few = make_plan(weights, &few_size, context->threads.n);
   if (whole.layout.overflow || few.layout.overflow)
     return overflow(&size, error);

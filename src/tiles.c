@@ -13,8 +13,12 @@ static int64_t divide_up(int64_t a, int64_t b) {
   return a / b + (a % b != 0);
 }
 
+int64_t mha_cut_most_few(int64_t Lq, int64_t span) {
+  return mha_min(mha_min(Lq, MHA_FEW_QUERIES), span / MHA_FEW_RATIO);
+}
+
 static bool is_few(int64_t Lq, int64_t span, bool packed) {
-  return !packed && Lq > 0 && Lq <= MHA_FEW_QUERIES && span / MHA_FEW_RATIO >= Lq;
+  return !packed && Lq > 0 && Lq <= mha_cut_most_few(Lq, span);
 }
 
 static int64_t part_keys(int64_t span) {

@@ -66,6 +66,10 @@ mha_cut mha_cut_call(const mha_cut_sizes *sizes);
  * has many queries. */
 int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed);
 
+/* The most queries, up to Lq, that a call over up to `span` keys may have to be cut as one of few.
+ */
+int64_t mha_cut_most_few(int64_t Lq, int64_t span);
+
 /* Queries [i, i + n) of entry b on their way over key tiles. */
 typedef struct mha_tile_walk {
   const mha_visibility *visibility;
