@@ -157,7 +157,7 @@ mha_status mha_attend(mha_context *context, const mha_tensor *q, const mha_tenso
     status = mha_context_workspace(context, NULL, &size, &workspace, error);
     if (!status) {
       mha_call_use_workspace(&call, &workspace);
-      status = mha_call_run(&call, context);
+      status = mha_call_explain(mha_call_run(&call, context), error);
     }
   }
   mha_context_leave(context);

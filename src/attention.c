@@ -320,6 +320,16 @@ static void clear_hidden(float *row, mha_range keys, mha_range mine) {
   memset(row + (mine.end - keys.begin), 0, (size_t)(keys.end - mine.end) * sizeof *row);
 }
 
+/* Brings what was accumulated to the row's new maximum. What overflowed under a maximum that counts
+ * for nothing now is gone; in the first attempt it could also be a NaN that the row sees. */
+static void correct_output(const task *t, int64_t index, float *output) {
+  const float correction = t->scratch.correction[index];
+  if (correction == 0.0f && t->replace)
+    memset(output, 0, (size_t)t->core->dv * sizeof *output);
+  else if (correction != 1.0f)
+    mha_row_scale(output, t->core->dv, correction);
+}
+
 /* Steps 2 and 3 of the list above for one row and one key tile, and the correction of its output.
  */
 static void softmax_row(const task *t, int64_t k, int64_t r, mha_range keys, float *row) {
@@ -334,8 +344,7 @@ static void softmax_row(const task *t, int64_t k, int64_t r, mha_range keys, flo
                     mine.end - mine.begin);
   t->scratch.correction[index] = 1.0f;
   advance_row(t, index, scores, mine.end - mine.begin);
-  if (t->scratch.correction[index] != 1.0f)
-    mha_row_scale(output_row(t, k, r), t->core->dv, t->scratch.correction[index]);
+  correct_output(t, index, output_row(t, k, r));
 }
 
 /* The same for all rows of `tile`, a block of the task's queries from `first` on. */
@@ -498,9 +507,10 @@ static void merge_row(const mha_core *core, const part_results *p, int64_t b, in
   memset(row, 0, (size_t)core->dv * sizeof *row);
   for (int64_t u = 0; u < core->cut.parts; u++) {
     const int64_t part = first + u * v->H * v->Lq;
-    if (p->max[part] == -INFINITY)
+    const float factor =
+        p->max[part] == -INFINITY ? 0.0f : mha_exp(p->max[part] - core->row_max[index]);
+    if (factor == 0.0f) /* a sum that overflowed would still count */
       continue;
-    const float factor = mha_exp(p->max[part] - core->row_max[index]);
     for (int64_t c = 0; c < core->dv; c++)
       row[c] += factor * p->output[part * core->dv + c];
   }

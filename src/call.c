@@ -42,3 +42,11 @@ mha_status mha_call_run(const mha_call *call, const mha_context *context) {
   const mha_status status = mha_attention_run(&call->core, &context->threads);
   return status ? status : mha_observe(&call->core, &call->results, &context->threads);
 }
+
+mha_status mha_call_explain(mha_status status, mha_error *error) {
+  return status ? mha_fail(error, status,
+                           "a product has a size or a stride beyond the BLAS's integer; rule: all "
+                           "of them are at most %lld",
+                           (long long)MHA_BLAS_MAX)
+                : MHA_OK;
+}

@@ -24,6 +24,11 @@ mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool
 /* Points the core's statistics and scratch into the workspace. */
 void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace);
 
+/* The sentence for a status that came out of computing, not of reading the arguments; MHA_OK
+ * passes.
+ */
+mha_status mha_call_explain(mha_status status, mha_error *error);
+
 /* Runs step 3 and fills in the results. */
 mha_status mha_call_run(const mha_call *call, const mha_context *context);
 

@@ -115,7 +115,7 @@ static void fetch_ahead(const mha_heads *heads, mha_view next, int64_t group, in
 
 /* One query of several heads is a matrix too: its rows are the heads. */
 static bool is_one_product(const mha_block *block, int64_t head_stride, int64_t size) {
-  return block->heads == 1 || (block->n == 1 && head_stride >= size);
+  return block->heads == 1 || (block->n == 1 && head_stride >= size && head_stride <= MHA_BLAS_MAX);
 }
 
 /* scale·Q·Kᵀ of one group and one piece. */

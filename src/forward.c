@@ -183,7 +183,7 @@ static mha_status compute(mha_layer_call *c, mha_error *error) {
   if (mha_layer_has_work(c)) {
     status = mha_layer_take_workspace(c, error);
     if (!status)
-      status = run_steps(c);
+      status = mha_call_explain(run_steps(c), error);
   }
   mha_context_leave(c->context);
   return status;
