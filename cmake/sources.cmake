@@ -56,6 +56,9 @@ set(MHA_CLI_SOURCES
     src/cli/options.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/steps.c
+    src/cli/svg.c
+    src/cli/labels.c
     src/cli/inspect.c
     src/cli/terminal.c
     src/cli/article.c

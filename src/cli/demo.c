@@ -2,6 +2,8 @@
  * prints comes from the views that the library's trace shows, and from views of those. */
 #include "article.h"
 #include "commands.h"
+#include "labels.h"
+#include "svg.h"
 #include "view.h"
 
 #include "../error.h"
@@ -163,14 +165,51 @@ static void print_walk(const demo *d) {
   print_output(d, &input);
 }
 
-mha_status mha_demo(const mha_options *options, mha_error *error) {
+/* ---- The picture ----------------------------------------------------------------------------- */
+
+/* The article's sentence, "a tree of apples stands afar": a token for each character. */
+#define ARTICLE_SENTENCE                                                                           \
+  "\xE8\xBF\x9C\xE6\x96\xB9\xE6\x9C\x89\xE9\xA2\x97"                                               \
+  "\xE8\x8B\xB9\xE6\x9E\x9C\xE6\xA0\x91"
+
+static mha_status cut_labels(const mha_options *options, mha_labels *labels, mha_error *error) {
+  const mha_option_value *given = &options->values[MHA_OPTION_LABELS];
+  return mha_labels_cut(given->given ? given->text : ARTICLE_SENTENCE, MHA_ARTICLE_LENGTH, labels,
+                        error);
+}
+
+/* Writes the picture, if there is a path for it. */
+static mha_status write_picture(const demo *d, const char *path, const mha_labels *labels,
+                                mha_error *error) {
+  const mha_heat_maps maps = {1,
+                              MHA_ARTICLE_HEADS,
+                              MHA_ARTICLE_LENGTH,
+                              MHA_ARTICLE_LENGTH,
+                              d->attention,
+                              labels->items,
+                              labels->items};
+  mha_output output;
+  if (!path)
+    return MHA_OK;
+  const mha_status status = mha_svg_stage(path, &maps, &output, error);
+  return status ? status : mha_output_commit(&output, error);
+}
+
+int mha_demo(const mha_options *options, mha_error *error) {
   demo d = {.print_trace = options->values[MHA_OPTION_TRACE].given};
-  mha_status status = create(&d, error);
+  mha_labels labels = {0};
+  mha_status status = cut_labels(options, &labels, error);
+  if (status)
+    return status == MHA_ERROR_MEMORY ? MHA_EXIT_DATA : MHA_EXIT_USAGE;
+  status = create(&d, error);
   if (!status)
     status = compute(&d, error);
+  if (!status)
+    status = write_picture(&d, options->values[MHA_OPTION_SVG].text, &labels, error);
   if (!status)
     print_walk(&d);
   mha_context_destroy(d.context);
   mha_weights_destroy(d.weights);
-  return status;
+  mha_labels_release(&labels);
+  return status ? MHA_EXIT_DATA : MHA_EXIT_OK;
 }

@@ -101,12 +101,12 @@ static void print_layer(void *user, const mha_layer_names *layer) {
   }
 }
 
-mha_status mha_inspect(const mha_options *options, mha_error *error) {
+int mha_inspect(const mha_options *options, mha_error *error) {
   inspection s = {.prefix = options->values[MHA_OPTION_PREFIX].text};
   const char *path = options->values[MHA_OPTION_PATH].text;
   const mha_status status = mha_tensors_open(path, false, NULL, &s.tensors, error);
   if (status)
-    return status;
+    return MHA_EXIT_DATA;
   print_text(path);
   printf(": %s, %" PRId64 " tensor%s\n", s.tensors.is_folder ? "folder" : "safetensors file",
          s.tensors.n, s.tensors.n == 1 ? "" : "s");
@@ -115,5 +115,5 @@ mha_status mha_inspect(const mha_options *options, mha_error *error) {
   if (s.n_layers == 0)
     puts("\nno layer");
   mha_tensors_close(&s.tensors);
-  return status;
+  return MHA_EXIT_OK;
 }

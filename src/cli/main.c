@@ -13,14 +13,13 @@ static const struct {
   const char *words; /* what follows it */
   const char *help;
   int bit;
-  mha_status (*check)(const mha_options *options, mha_error *error); /* NULL = nothing to check */
-  mha_status (*run)(const mha_options *options, mha_error *error);
+  int (*run)(const mha_options *options, mha_error *error);
 } commands[] = {
     {"demo", "[options]", "the article's example: each step's shape, and the output",
-     MHA_COMMAND_DEMO, NULL, mha_demo},
-    {"run", "[options]", "one layer over .npy files", MHA_COMMAND_RUN, mha_run_check, mha_run},
+     MHA_COMMAND_DEMO, mha_demo},
+    {"run", "[options]", "one layer over .npy files", MHA_COMMAND_RUN, mha_run},
     {"inspect", "FILE|DIR [options]", "the tensors of a file, and the layers they make",
-     MHA_COMMAND_INSPECT, NULL, mha_inspect},
+     MHA_COMMAND_INSPECT, mha_inspect},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
@@ -75,13 +74,11 @@ static int print_command_help(int command) {
 
 static int run_command(int command, const mha_options *options) {
   mha_error error;
-  if (commands[command].check && commands[command].check(options, &error))
-    return fail(MHA_EXIT_USAGE, error.message);
-  if (commands[command].run(options, &error)) {
-    (void)fflush(stdout);
-    return fail(MHA_EXIT_DATA, error.message);
-  }
-  return finish();
+  const int exit_status = commands[command].run(options, &error);
+  if (exit_status == MHA_EXIT_OK)
+    return finish();
+  (void)fflush(stdout);
+  return fail(exit_status, error.message);
 }
 
 static int parse_and_run(int command, int n_words, char **words) {

@@ -15,8 +15,8 @@
 /* Shapes of values. */
 typedef enum value_kind {
   KIND_FLAG,     /* no value */
-  KIND_TEXT,     /* a path: any word but the empty one */
-  KIND_PREFIX,   /* any word */
+  KIND_PATH,     /* any word but the empty one */
+  KIND_TEXT,     /* any word */
   KIND_INTEGER,  /* a whole number from lowest to highest */
   KIND_NUMBER,   /* a finite number; lowest is 0 or INT64_MIN, no bound */
   KIND_POSITIVE, /* one that is greater than 0 */
@@ -40,13 +40,13 @@ static const struct option_row {
   const char *help;
 } table[MHA_N_OPTIONS] = {
     /* clang-format off */
-    [MHA_OPTION_PATH] = {"FILE|DIR", NULL, KIND_TEXT, INSPECT, true, {0, 0},
+    [MHA_OPTION_PATH] = {"FILE|DIR", NULL, KIND_PATH, INSPECT, true, {0, 0},
         "safetensors file, or folder of .npy files"},
-    [MHA_OPTION_WEIGHTS] = {"--weights", "FILE|DIR", KIND_TEXT, RUN, true, {0, 0},
+    [MHA_OPTION_WEIGHTS] = {"--weights", "FILE|DIR", KIND_PATH, RUN, true, {0, 0},
         "safetensors file or folder of .npy files with the layer's tensors, named as PyTorch, "
         "Hugging Face or GPT-2 do, or W_Q, W_K, W_V, W_O and, where there are biases, b_Q, b_K, "
         "b_V, b_O"},
-    [MHA_OPTION_PREFIX] = {"--prefix", "P", KIND_PREFIX, RUN | INSPECT, false, {0, 0},
+    [MHA_OPTION_PREFIX] = {"--prefix", "P", KIND_TEXT, RUN | INSPECT, false, {0, 0},
         "stands before the names of the layer's tensors as given, dot included; may be empty "
         "(default: whatever stands before them)"},
     [MHA_OPTION_HEADS] = {"--heads", "H", KIND_INTEGER, RUN, true, {1, INT32_MAX},
@@ -62,17 +62,17 @@ static const struct option_row {
         "pair p turns by position*B^(-2p/R) (default 10000)"},
     [MHA_OPTION_ROTARY] = {"--rotary", "R", KIND_INTEGER, RUN, false, {2, INT32_MAX},
         "elements of each head that turn, even (default: as the tables have it, or d)"},
-    [MHA_OPTION_ROPE_COS] = {"--rope-cos", "C.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_ROPE_COS] = {"--rope-cos", "C.npy", KIND_PATH, RUN, false, {0, 0},
         "cosines of the angles in place of --rope-base, [positions][R/2]"},
-    [MHA_OPTION_ROPE_SIN] = {"--rope-sin", "S.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_ROPE_SIN] = {"--rope-sin", "S.npy", KIND_PATH, RUN, false, {0, 0},
         "the sines that go with --rope-cos"},
-    [MHA_OPTION_INPUT] = {"--input", "X.npy", KIND_TEXT, RUN, true, {0, 0},
+    [MHA_OPTION_INPUT] = {"--input", "X.npy", KIND_PATH, RUN, true, {0, 0},
         "queries, [Lq][Eq] or [B][Lq][Eq]"},
-    [MHA_OPTION_KEY] = {"--key", "K.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_KEY] = {"--key", "K.npy", KIND_PATH, RUN, false, {0, 0},
         "keys, [Lk][Ek] or [B][Lk][Ek] (default: the queries)"},
-    [MHA_OPTION_VALUE] = {"--value", "V.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_VALUE] = {"--value", "V.npy", KIND_PATH, RUN, false, {0, 0},
         "values, [Lk][Ev] or [B][Lk][Ev]; needs --key (default: the keys)"},
-    [MHA_OPTION_OUTPUT] = {"--output", "Y.npy", KIND_TEXT, RUN, true, {0, 0},
+    [MHA_OPTION_OUTPUT] = {"--output", "Y.npy", KIND_PATH, RUN, true, {0, 0},
         "where the result goes, [Lq][Eo] or [B][Lq][Eo], as the input"},
     [MHA_OPTION_ALIGN] = {"--align", "top-left|bottom-right|N", KIND_ALIGN, RUN, false, {0, 0},
         "key i + off is query i's own, with off = 0, Lk - Lq or N; serves causal, window "
@@ -85,27 +85,34 @@ static const struct option_row {
         "number of keys in each batch entry (default Lk)"},
     [MHA_OPTION_QUERY_LENGTHS] = {"--query-lengths", "N,...", KIND_LIST, RUN, false, {0, INT64_MAX},
         "number of queries in each batch entry (default Lq)"},
-    [MHA_OPTION_ATTEND] = {"--attend", "M.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_ATTEND] = {"--attend", "M.npy", KIND_PATH, RUN, false, {0, 0},
         "boolean mask, bool or uint8, nonzero = attend: [B|1][H|1][Lq|1][Lk], with fewer "
         "dimensions the last ones"},
-    [MHA_OPTION_BIAS] = {"--bias", "A.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_BIAS] = {"--bias", "A.npy", KIND_PATH, RUN, false, {0, 0},
         "numbers added to the scores, shaped as for --attend; -inf hides"},
     [MHA_OPTION_SCALE] = {"--scale", "S", KIND_NUMBER, RUN, false, {INT64_MIN, INT64_MAX},
         "factor of q.k (default 1/sqrt(d))"},
     [MHA_OPTION_SOFTCAP] = {"--softcap", "C", KIND_NUMBER, RUN, false, {0, INT64_MAX},
         "scores become C*tanh(score/C); 0 = none (default 0)"},
-    [MHA_OPTION_ALIBI] = {"--alibi", "S.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_ALIBI] = {"--alibi", "S.npy", KIND_PATH, RUN, false, {0, 0},
         "ALiBi slopes, [H]"},
-    [MHA_OPTION_SINKS] = {"--sinks", "S.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_SINKS] = {"--sinks", "S.npy", KIND_PATH, RUN, false, {0, 0},
         "extra logits without a value, [H]"},
-    [MHA_OPTION_ATTN_WEIGHTS] = {"--attn-weights", "P.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_ATTN_WEIGHTS] = {"--attn-weights", "P.npy", KIND_PATH, RUN, false, {0, 0},
         "where the attention weights go, [B][H][Lq][Lk], without B for an input without B"},
     [MHA_OPTION_STAGE] = {"--stage", "0-3", KIND_INTEGER, RUN, false, {0, 3},
         "which numbers --attn-weights shows: 0 scaled scores, 1 after softcap, 2 after "
         "bias and mask, 3 after softmax (default 3)"},
-    [MHA_OPTION_LSE] = {"--lse", "F.npy", KIND_TEXT, RUN, false, {0, 0},
+    [MHA_OPTION_LSE] = {"--lse", "F.npy", KIND_PATH, RUN, false, {0, 0},
         "where the log-sum-exp of the scores goes, [B][H][Lq], without B for an input "
         "without B"},
+    [MHA_OPTION_SVG] = {"--svg", "FILE", KIND_PATH, DEMO | RUN, false, {0, 0},
+        "where a picture of the attention weights after softmax goes, a heat map for each head"},
+    [MHA_OPTION_LABELS] = {"--labels", "TEXT", KIND_TEXT, DEMO | RUN, false, {0, 0},
+        "the tokens' labels in the picture, with commas between or, without a comma, one "
+        "character each (default: their numbers; in demo the article's sentence)"},
+    [MHA_OPTION_STEPS] = {"--steps", NULL, KIND_FLAG, RUN, false, {0, 0},
+        "compute token by token over a key/value cache; needs --causal and self attention"},
     [MHA_OPTION_TRACE] = {"--trace", NULL, KIND_FLAG, DEMO | RUN, false, {0, 0},
         "print name, shape and strides of each step"},
     [MHA_OPTION_THREADS] = {"--threads", "N", KIND_INTEGER, RUN, false, {0, 1024},
@@ -114,6 +121,14 @@ static const struct option_row {
         "print this"},
     /* clang-format on */
 };
+
+/* Options that mean nothing alone. */
+static const struct {
+  mha_option option, needed;
+} needs[] = {{MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
+             {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
+             {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
+             {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL}};
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
@@ -226,9 +241,9 @@ static mha_status take_value(const struct option_row *row, mha_option_value *val
                              mha_error *error) {
   switch (row->kind) {
   case KIND_FLAG:
-  case KIND_PREFIX:
-    return MHA_OK;
   case KIND_TEXT:
+    return MHA_OK;
+  case KIND_PATH:
     return *value->text != '\0'
                ? MHA_OK
                : mha_fail(error, MHA_ERROR_VALUE, "%s is empty; rule: a path", row->name);
@@ -301,6 +316,18 @@ static mha_status fail_missing(const struct option_row *row, mha_error *error) {
                   row->argument ? row->argument : "");
 }
 
+/* After the last word: whether all is there. */
+static mha_status check_complete(int command, const mha_option_value *values, mha_error *error) {
+  for (int i = 0; i < MHA_N_OPTIONS; i++)
+    if (table[i].required && (table[i].commands & command) && !values[i].given)
+      return fail_missing(&table[i], error);
+  for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++)
+    if (values[needs[i].option].given && !values[needs[i].needed].given)
+      return mha_fail(error, MHA_ERROR_VALUE, "%s is given without %s; rule: it needs that one",
+                      table[needs[i].option].name, table[needs[i].needed].name);
+  return MHA_OK;
+}
+
 mha_status mha_options_parse(int command, int n_words, char **words, mha_options *options,
                              mha_error *error) {
   mha_status status = MHA_OK;
@@ -309,10 +336,11 @@ mha_status mha_options_parse(int command, int n_words, char **words, mha_options
     status = take_option(command, n_words, words, &next, options, error);
   if (status || options->values[MHA_OPTION_HELP].given)
     return status;
-  for (int i = 0; i < MHA_N_OPTIONS; i++)
-    if (table[i].required && (table[i].commands & command) && !options->values[i].given)
-      return fail_missing(&table[i], error);
-  return MHA_OK;
+  return check_complete(command, options->values, error);
+}
+
+const char *mha_option_name(mha_option option) {
+  return table[option].name;
 }
 
 void mha_options_release(mha_options *options) {

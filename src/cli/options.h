@@ -40,6 +40,9 @@ typedef enum mha_option {
   MHA_OPTION_ATTN_WEIGHTS,
   MHA_OPTION_STAGE,
   MHA_OPTION_LSE,
+  MHA_OPTION_SVG,
+  MHA_OPTION_LABELS,
+  MHA_OPTION_STEPS,
   MHA_OPTION_TRACE,
   MHA_OPTION_THREADS,
   MHA_OPTION_HELP,
@@ -63,9 +66,12 @@ typedef struct mha_options {
 } mha_options;
 
 /* Reads the words behind the command's name. Fails with MHA_ERROR_VALUE (or MEMORY) on the first
- * one that is wrong; with --help nothing is missing. Release in any case. */
+ * one that is wrong, or if one is missing; with --help nothing is. Release in any case. */
 mha_status mha_options_parse(int command, int n_words, char **words, mha_options *options,
                              mha_error *error);
+
+/* As it is written, dashes included. */
+const char *mha_option_name(mha_option option);
 
 void mha_options_release(mha_options *options);
 

@@ -1,6 +1,11 @@
 /* Owns `mha run`: one layer over .npy files. Everything is read and computed before anything is
  * written. */
+#define _XOPEN_SOURCE 700 /* realpath */
+
 #include "commands.h"
+#include "labels.h"
+#include "steps.h"
+#include "svg.h"
 #include "view.h"
 
 #include "../error.h"
@@ -9,13 +14,14 @@
 #include "../memory.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* Three files may come out. */
-enum { RESULT_OUTPUT, RESULT_WEIGHTS, RESULT_LSE, N_RESULTS };
+/* Four files may come out: three arrays, and a picture of the second. */
+enum { RESULT_OUTPUT, RESULT_WEIGHTS, RESULT_LSE, N_ARRAYS, RESULT_SVG = N_ARRAYS, N_RESULTS };
 
 static const mha_option result_options[N_RESULTS] = {MHA_OPTION_OUTPUT, MHA_OPTION_ATTN_WEIGHTS,
-                                                     MHA_OPTION_LSE};
+                                                     MHA_OPTION_LSE, MHA_OPTION_SVG};
 
 typedef struct result {
   float *data; /* NULL = not asked for */
@@ -33,7 +39,8 @@ typedef struct run {
   mha_npy_array query, key, value, attend, bias, slopes, sinks, cosines, sines;
   mha_attention attention;
   mha_forward_args args;
-  result results[N_RESULTS];
+  mha_labels labels;
+  result results[N_ARRAYS];
 } run;
 
 static const mha_option_value *option(const run *r, mha_option which) {
@@ -42,53 +49,83 @@ static const mha_option_value *option(const run *r, mha_option which) {
 
 /* ---- The command line ------------------------------------------------------------------------ */
 
-static mha_status check_rope(const mha_options *options, mha_error *error) {
-  const mha_option_value *v = options->values;
+static mha_status check_rope(const mha_option_value *v, mha_error *error) {
   const bool tables = v[MHA_OPTION_ROPE_COS].given;
   if (v[MHA_OPTION_ROPE_SIN].given != tables)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "one of --rope-cos and --rope-sin is given alone; rule: both or none");
-  if (tables && v[MHA_OPTION_ROPE_BASE].given)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "--rope-base is given with --rope-cos; rule: angles come from one of them");
-  if (!v[MHA_OPTION_ROPE].given &&
-      (tables || v[MHA_OPTION_ROPE_BASE].given || v[MHA_OPTION_ROTARY].given))
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "%s is given without --rope; rule: --rope says which elements turn together",
-                    tables                          ? "--rope-cos"
-                    : v[MHA_OPTION_ROPE_BASE].given ? "--rope-base"
-                                                    : "--rotary");
   if (v[MHA_OPTION_ROTARY].integer % 2 != 0)
     return mha_fail(error, MHA_ERROR_VALUE, "--rotary is %" PRId64 "; rule: an even number",
                     v[MHA_OPTION_ROTARY].integer);
   return MHA_OK;
 }
 
-mha_status mha_run_check(const mha_options *options, mha_error *error) {
-  const mha_option_value *v = options->values;
-  if (v[MHA_OPTION_VALUE].given && !v[MHA_OPTION_KEY].given)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "--value is given without --key; rule: a value has a "
-                    "key");
-  if (v[MHA_OPTION_STAGE].given && !v[MHA_OPTION_ATTN_WEIGHTS].given)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "--stage is given without --attn-weights; rule: it "
-                    "says which weights to write");
+static mha_status check_pairs(const mha_option_value *v, mha_error *error) {
+  static const struct {
+    mha_option one, other;
+    const char *rule;
+  } pairs[] = {
+      {MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE_COS, "angles come from one of them"},
+      {MHA_OPTION_KEY, MHA_OPTION_STEPS, "steps are for self attention"},
+      {MHA_OPTION_ALIGN, MHA_OPTION_STEPS, "in steps each query is at its own key"},
+      {MHA_OPTION_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the keys"},
+      {MHA_OPTION_QUERY_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the tokens"},
+      {MHA_OPTION_LABELS, MHA_OPTION_KEY, "labels are for the tokens of self attention"},
+  };
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+    if (v[pairs[i].one].given && v[pairs[i].other].given)
+      return mha_fail(error, MHA_ERROR_VALUE, "%s is given with %s; rule: %s",
+                      mha_option_name(pairs[i].one), mha_option_name(pairs[i].other),
+                      pairs[i].rule);
+  return MHA_OK;
+}
+
+/* The file that a path stands for, however it is spelled: links are followed, and a file that is
+ * not there yet is known by its folder. What cannot be resolved stays as it is. */
+static void resolve(const char *path, char resolved[MHA_PATH_BYTES]) {
+  char folder[MHA_PATH_BYTES] = ".";
+  const char *slash = strrchr(path, '/');
+  const char *name = slash ? slash + 1 : path;
+  if (realpath(path, resolved))
+    return;
+  if (slash)
+    (void)snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
+  if (!realpath(folder, resolved))
+    (void)snprintf(resolved, MHA_PATH_BYTES, "%s", folder);
+  const size_t used = strlen(resolved);
+  (void)snprintf(resolved + used, MHA_PATH_BYTES - used, "/%s", name);
+}
+
+static mha_status check_files(const mha_option_value *v, mha_error *error) {
+  char paths[N_RESULTS][MHA_PATH_BYTES];
+  for (int i = 0; i < N_RESULTS; i++) {
+    if (!v[result_options[i]].given)
+      continue;
+    resolve(v[result_options[i]].text, paths[i]);
+    for (int j = 0; j < i; j++)
+      if (v[result_options[j]].given && strcmp(paths[i], paths[j]) == 0)
+        return mha_fail(error, MHA_ERROR_VALUE, "two results go to \"%s\"; rule: a file for each",
+                        mha_shown_path(v[result_options[i]].text));
+  }
+  return MHA_OK;
+}
+
+/* What options forbid each other. */
+static mha_status check(const mha_option_value *v, mha_error *error) {
+  const mha_option_value *stage = &v[MHA_OPTION_STAGE];
   if (v[MHA_OPTION_KV_HEADS].given &&
       v[MHA_OPTION_HEADS].integer % v[MHA_OPTION_KV_HEADS].integer != 0)
     return mha_fail(error, MHA_ERROR_HEADS,
                     "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",
                     v[MHA_OPTION_KV_HEADS].integer, v[MHA_OPTION_HEADS].integer);
-  if (check_rope(options, error))
-    return MHA_ERROR_VALUE;
-  for (int i = 0; i < N_RESULTS; i++)
-    for (int j = 0; j < i; j++)
-      if (v[result_options[i]].given && v[result_options[j]].given &&
-          strcmp(v[result_options[i]].text, v[result_options[j]].text) == 0)
-        return mha_fail(error, MHA_ERROR_VALUE,
-                        "two results go to \"%.200s\"; rule: a file for each",
-                        v[result_options[i]].text);
-  return MHA_OK;
+  if (v[MHA_OPTION_SVG].given && stage->given && stage->integer != 3)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "--svg is given with --stage %" PRId64 "; rule: the picture shows stage 3",
+                    stage->integer);
+  mha_status status = check_pairs(v, error);
+  if (!status)
+    status = check_rope(v, error);
+  return status ? status : check_files(v, error);
 }
 
 /* ---- Layer and sequences --------------------------------------------------------------------- */
@@ -126,6 +163,22 @@ static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
   return MHA_OK;
 }
 
+/* One array in place of the folder that holds it fails as a safetensors file, which helps nobody.
+ */
+static mha_status load(const run *r, const mha_config *config, mha_weights **weights,
+                       mha_error *error) {
+  const char *path = option(r, MHA_OPTION_WEIGHTS)->text;
+  const char *ending = strrchr(path, '.');
+  const mha_status status =
+      mha_weights_load(config, path, option(r, MHA_OPTION_PREFIX)->text, weights, error);
+  if (status != MHA_ERROR_FORMAT || !ending || strcmp(ending, ".npy") != 0)
+    return status;
+  return mha_fail(error, status,
+                  "--weights is the file %s; rule: a safetensors file, or the folder in which the "
+                  ".npy files of a layer lie",
+                  mha_shown_path(path));
+}
+
 static mha_status create(run *r, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
@@ -138,8 +191,7 @@ static mha_status create(run *r, mha_error *error) {
   config.rotary_size = option(r, MHA_OPTION_ROTARY)->integer;
   mha_status status = read_tables(r, &config, error);
   if (!status)
-    status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
-                              option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
+    status = load(r, &config, &r->weights, error);
   MHA_INIT(&r->config);
   if (!status)
     status = mha_weights_config(r->weights, &r->config, error);
@@ -206,51 +258,32 @@ static mha_status read_sequences(run *r, mha_error *error) {
 
 /* ---- Who attends to whom --------------------------------------------------------------------- */
 
-/* Reads [B|1][H|1][Lq|1][Lk], of which the first ones may be missing and stay 1 in `extents`. */
+/* Reads [B|1][H|1][Lq|1][Lk], of which the first ones may be missing, if the option is given. */
 static mha_status read_extents(const run *r, mha_option which, mha_npy_kind kind,
                                mha_npy_array *array, int64_t extents[4], mha_error *error) {
   const char *path = option(r, which)->text;
+  if (!option(r, which)->given)
+    return MHA_OK;
   const mha_status status = mha_npy_read(path, kind, NULL, array, error);
   if (status)
     return status;
   if (array->rank < 1 || array->rank > 4)
     return fail_shape(path, array, "[B|1][H|1][Lq|1][Lk] or the last ones of these", error);
-  memcpy(extents + 4 - array->rank, array->shape, (size_t)array->rank * sizeof extents[0]);
+  for (int axis = 0; axis < 4; axis++)
+    extents[axis] = axis < 4 - array->rank ? 1 : array->shape[axis - (4 - array->rank)];
   return MHA_OK;
 }
 
-static mha_status read_mask(run *r, mha_error *error) {
-  int64_t extents[4] = {1, 1, 1, 1};
-  mha_mask *mask = &r->attention.attend;
-  if (!option(r, MHA_OPTION_ATTEND)->given)
-    return MHA_OK;
-  const mha_status status =
-      read_extents(r, MHA_OPTION_ATTEND, MHA_NPY_BYTES, &r->attend, extents, error);
-  if (status)
-    return status;
-  mask->data = r->attend.data;
-  mask->batch = extents[0];
-  mask->heads = extents[1];
-  mask->rows = extents[2];
-  mask->columns = extents[3];
-  return MHA_OK;
-}
-
-static mha_status read_bias(run *r, mha_error *error) {
-  int64_t extents[4] = {1, 1, 1, 1};
-  mha_bias *bias = &r->attention.bias;
-  if (!option(r, MHA_OPTION_BIAS)->given)
-    return MHA_OK;
-  const mha_status status =
-      read_extents(r, MHA_OPTION_BIAS, MHA_NPY_FLOATS, &r->bias, extents, error);
-  if (status)
-    return status;
-  bias->data = r->bias.data;
-  bias->batch = extents[0];
-  bias->heads = extents[1];
-  bias->rows = extents[2];
-  bias->columns = extents[3];
-  return MHA_OK;
+static mha_status read_masks(run *r, mha_error *error) {
+  mha_attention *a = &r->attention;
+  int64_t m[4] = {0};
+  int64_t n[4] = {0};
+  mha_status status = read_extents(r, MHA_OPTION_ATTEND, MHA_NPY_BYTES, &r->attend, m, error);
+  a->attend = (mha_mask){r->attend.data, m[0], m[1], m[2], m[3], 0, 0, 0};
+  if (!status)
+    status = read_extents(r, MHA_OPTION_BIAS, MHA_NPY_FLOATS, &r->bias, n, error);
+  a->bias = (mha_bias){r->bias.data, n[0], n[1], n[2], n[3], 0, 0, 0};
+  return status;
 }
 
 /* Reads [H], if the option is given. */
@@ -306,9 +339,7 @@ static mha_status read_rules(run *r, mha_error *error) {
   if (!status)
     status = take_lengths(r, MHA_OPTION_QUERY_LENGTHS, "--query-lengths", &a->query_lengths, error);
   if (!status)
-    status = read_mask(r, error);
-  if (!status)
-    status = read_bias(r, error);
+    status = read_masks(r, error);
   if (!status)
     status = read_per_head(r, MHA_OPTION_ALIBI, &r->slopes, &a->alibi_slopes, error);
   if (!status)
@@ -319,10 +350,10 @@ static mha_status read_rules(run *r, mha_error *error) {
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* Memory for [B][n1][n2][n3] or, without a batch, [n1][n2][n3]; the last ones may be missing. */
-static mha_status make_result(run *r, int which, int rank, const int64_t *shape, float **data,
-                              mha_error *error) {
-  const mha_option_value *value = option(r, result_options[which]);
+/* Memory for [B][n1][n2][n3] or, without a batch, [n1][n2][n3]; the last ones may be missing.
+ * `value` is the option that asks for it. */
+static mha_status make_result(run *r, int which, const mha_option_value *value, int rank,
+                              const int64_t *shape, float **data, mha_error *error) {
   const mha_allocator memory = mha_memory_allocator(NULL);
   result *made = &r->results[which];
   mha_layout layout = {0};
@@ -356,18 +387,44 @@ static mha_stage stage_of(const mha_option_value *value) {
   return value->given ? stages[value->integer] : MHA_STAGE_WEIGHTS;
 }
 
+/* The picture is of the weights as they are after the softmax. */
+static mha_heat_maps maps_of(const run *r) {
+  return (mha_heat_maps){.n_entries = r->args.batch,
+                         .n_heads = r->config.n_heads,
+                         .n_queries = r->args.query_length,
+                         .n_keys = r->key.data ? r->args.key_length : r->args.query_length,
+                         .weights = r->results[RESULT_WEIGHTS].data,
+                         .query_labels = r->labels.items,
+                         .key_labels = r->labels.items};
+}
+
 static mha_status make_results(run *r, mha_error *error) {
-  const int64_t Lq = r->args.query_length;
-  const int64_t Lk = r->key.data ? r->args.key_length : Lq;
-  const int64_t output[] = {Lq, r->config.output_width};
-  const int64_t weights[] = {r->config.n_heads, Lq, Lk};
+  const mha_heat_maps maps = maps_of(r);
+  const mha_option_value *svg = option(r, MHA_OPTION_SVG);
+  const mha_option_value *asked = option(r, MHA_OPTION_ATTN_WEIGHTS);
+  const int64_t output[] = {maps.n_queries, r->config.output_width};
+  const int64_t weights[] = {maps.n_heads, maps.n_queries, maps.n_keys};
   r->attention.weights_stage = (int32_t)stage_of(option(r, MHA_OPTION_STAGE));
-  mha_status status = make_result(r, RESULT_OUTPUT, 2, output, &r->args.output, error);
+  mha_status status = svg->given ? mha_svg_check(svg->text, &maps, error) : MHA_OK;
   if (!status)
-    status = make_result(r, RESULT_WEIGHTS, 3, weights, &r->attention.weights, error);
+    status = make_result(r, RESULT_OUTPUT, option(r, MHA_OPTION_OUTPUT), 2, output, &r->args.output,
+                         error);
   if (!status)
-    status = make_result(r, RESULT_LSE, 2, weights, &r->attention.log_sum_exp, error);
+    status = make_result(r, RESULT_WEIGHTS, asked->given ? asked : svg, 3, weights,
+                         &r->attention.weights, error);
+  if (!status)
+    status = make_result(r, RESULT_LSE, option(r, MHA_OPTION_LSE), 2, weights,
+                         &r->attention.log_sum_exp, error);
   return status;
+}
+
+static mha_status stage_result(const run *r, int which, mha_output *file, mha_error *error) {
+  const char *path = option(r, result_options[which])->text;
+  const mha_heat_maps maps = maps_of(r);
+  if (which == RESULT_SVG)
+    return mha_svg_stage(path, &maps, file, error);
+  return mha_npy_stage(path, r->results[which].rank, r->results[which].shape,
+                       r->results[which].data, file, error);
 }
 
 /* All files are complete under temporary names before the first one gets its own. */
@@ -377,11 +434,10 @@ static mha_status write_results(const run *r, mha_error *error) {
   for (int i = 0; i < N_RESULTS; i++)
     files[i].temporary[0] = '\0';
   for (int i = 0; !status && i < N_RESULTS; i++)
-    if (r->results[i].data)
-      status = mha_npy_stage(option(r, result_options[i])->text, r->results[i].rank,
-                             r->results[i].shape, r->results[i].data, &files[i], error);
+    if (option(r, result_options[i])->given)
+      status = stage_result(r, i, &files[i], error);
   for (int i = 0; !status && i < N_RESULTS; i++)
-    if (r->results[i].data)
+    if (option(r, result_options[i])->given)
       status = mha_output_commit(&files[i], error);
   for (int i = 0; i < N_RESULTS; i++)
     mha_output_discard(&files[i]);
@@ -396,23 +452,44 @@ static void release(run *r) {
   mha_weights_destroy(r->weights); /* points to the tables */
   for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
     mha_npy_array_release(arrays[i]);
-  for (int i = 0; i < N_RESULTS; i++)
+  mha_labels_release(&r->labels);
+  for (int i = 0; i < N_ARRAYS; i++)
     mha_memory_release(&memory, r->results[i].data, r->results[i].bytes);
 }
 
-mha_status mha_run(const mha_options *options, mha_error *error) {
+/* ---- The command ----------------------------------------------------------------------------- */
+
+/* Before anything is computed; what is wrong on the command line in sight of the input is told by
+ * `exit_status`. */
+static mha_status prepare(run *r, int *exit_status, mha_error *error) {
+  mha_status status = check(r->options->values, error);
+  if (status)
+    *exit_status = MHA_EXIT_USAGE;
+  if (!status)
+    status = create(r, error);
+  if (!status)
+    status = read_sequences(r, error);
+  if (status)
+    return status;
+  status =
+      mha_labels_cut(option(r, MHA_OPTION_LABELS)->text, r->args.query_length, &r->labels, error);
+  if (status == MHA_ERROR_LENGTH)
+    *exit_status = MHA_EXIT_USAGE;
+  if (!status)
+    status = read_rules(r, error);
+  return status ? status : make_results(r, error);
+}
+
+int mha_run(const mha_options *options, mha_error *error) {
   run r = {.options = options};
-  mha_status status = create(&r, error);
+  int exit_status = MHA_EXIT_DATA;
+  mha_status status = prepare(&r, &exit_status, error);
   if (!status)
-    status = read_sequences(&r, error);
-  if (!status)
-    status = read_rules(&r, error);
-  if (!status)
-    status = make_results(&r, error);
-  if (!status)
-    status = mha_forward(r.context, r.weights, &r.args, error);
+    status = option(&r, MHA_OPTION_STEPS)->given
+                 ? mha_forward_by_steps(r.context, r.weights, &r.config, &r.args, error)
+                 : mha_forward(r.context, r.weights, &r.args, error);
   if (!status)
     status = write_results(&r, error);
   release(&r);
-  return status;
+  return status ? exit_status : MHA_EXIT_OK;
 }

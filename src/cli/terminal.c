@@ -18,9 +18,8 @@ static bool turns(const char *character) {
          (c[1] == 0x81 && c[2] >= 0xA6 && c[2] <= 0xA9);
 }
 
-/* Bytes of the character at the beginning of text[0 .. n) if it may be shown, or 0. No character's
- * bytes begin with another one, so the first length that fits is its own. */
-static size_t harmless_bytes(const char *text, size_t n) {
+/* No character's bytes begin with another one, so the first length that fits is its own. */
+size_t mha_terminal_harmless(const char *text, size_t n) {
   char character[5] = "";
   for (size_t bytes = 1; bytes <= 4 && bytes <= n && text[0] != '\0'; bytes++) {
     character[bytes - 1] = text[bytes - 1];
@@ -33,7 +32,7 @@ static size_t harmless_bytes(const char *text, size_t n) {
 int mha_terminal_print(const char *text, size_t n, FILE *stream) {
   int printed = 0;
   for (size_t at = 0; at < n;) {
-    const size_t harmless = harmless_bytes(text + at, n - at);
+    const size_t harmless = mha_terminal_harmless(text + at, n - at);
     if (harmless > 0)
       printed += fprintf(stream, "%.*s", (int)harmless, text + at);
     else

@@ -1,0 +1,51 @@
+# The manual names the options of each command that --help names, and no others.
+include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
+
+set(page ${SOURCE}/docs/mha.1)
+file(READ ${page} manual)
+string(REPLACE "\\" "" manual "${manual}") # in front of a hyphen that is a minus
+
+# options_of(<variable> <pattern before a name> <text>): sorted, each once.
+function(options_of names before text)
+  string(REGEX MATCHALL "${before}--?[a-z][a-z-]*" found "${text}")
+  list(TRANSFORM found REPLACE "^.*[ \n]-+" "--")
+  list(REMOVE_DUPLICATES found)
+  list(SORT found)
+  set(${names} "${found}" PARENT_SCOPE)
+endfunction()
+
+function(compare what in_help in_manual)
+  list(LENGTH in_help n)
+  if(n EQUAL 0 OR NOT in_help STREQUAL in_manual)
+    fail("${what}: --help has ${in_help}, docs/mha.1 has ${in_manual}")
+  endif()
+endfunction()
+
+foreach(command IN ITEMS demo run inspect)
+  run(help ${CLI} ${command} --help)
+  options_of(in_help "\n  " "${help}")
+  if(NOT manual MATCHES "\n\\.Ss ${command}\n")
+    fail("docs/mha.1 has no section for ${command}")
+  endif()
+  string(REGEX REPLACE "^.*\n\\.Ss ${command}\n" "" section "${manual}")
+  string(REGEX REPLACE "\n\\.S[hs] .*$" "" section "${section}")
+  options_of(in_manual "\n\\.It Fl " "${section}")
+  compare(${command} "${in_help}" "${in_manual}")
+endforeach()
+run(help ${CLI} --help)
+options_of(in_help "\n(  |mha )" "${help}")
+options_of(in_manual "Fl " "${manual}")
+compare("all commands" "${in_help}" "${in_manual}")
+
+# What formats the page finds nothing to say about it.
+find_program(mandoc mandoc)
+find_program(groff groff)
+if(mandoc)
+  run(ignored ${mandoc} -T lint -W warning ${page})
+endif()
+if(groff)
+  run(text ${groff} -mandoc -ww -z -K utf-8 ${page})
+  if(text)
+    fail("groff says of docs/mha.1:\n${text}")
+  endif()
+endif()
