@@ -87,6 +87,7 @@
 #define MHA_VERSION_STRING "0.1.0"
 /** @} */
 
+/** Marks what the library exports. */
 #if defined(MHA_STATIC)
 #define MHA_API
 #elif defined(_WIN32) && defined(MHA_BUILDING)
@@ -99,6 +100,7 @@
 #define MHA_API
 #endif
 
+/** Marks functions whose status must not be dropped. */
 #if defined(__GNUC__)
 #define MHA_MUST_CHECK __attribute__((warn_unused_result))
 #else
@@ -139,7 +141,7 @@ typedef enum mha_status {
  * empty message). May be NULL wherever it is a parameter. It holds no resource.
  */
 typedef struct mha_error {
-  mha_status status;
+  mha_status status;                     /**< the class of mistake, or MHA_OK */
   char message[MHA_ERROR_MESSAGE_BYTES]; /**< one English sentence, zero-terminated UTF-8 */
 } mha_error;
 
@@ -165,9 +167,9 @@ MHA_API void mha_struct_init(void *structure, size_t bytes);
  * creation; `user` must outlive the object.
  */
 typedef struct mha_allocator {
-  void *user;
-  void *(*allocate)(void *user, size_t bytes, size_t alignment);
-  void (*release)(void *user, void *memory, size_t bytes);
+  void *user;                                                    /**< passed to both functions */
+  void *(*allocate)(void *user, size_t bytes, size_t alignment); /**< gives memory */
+  void (*release)(void *user, void *memory, size_t bytes);       /**< takes it back */
 } mha_allocator;
 
 /* ---- Weights: one layer ---------------------------------------------------------------------- */
@@ -259,17 +261,17 @@ typedef enum mha_ownership {
  * Each bias may be NULL on its own.
  */
 typedef struct mha_matrices {
-  size_t struct_size;  /**< set by MHA_INIT */
-  int32_t orientation; /**< mha_orientation, needed as soon as one matrix is given */
-  int32_t ownership;   /**< mha_ownership */
-  const float *query;  /**< Wq [Eq][H·d] */
-  const float *key;    /**< Wk [Ek][G·d] */
-  const float *value;  /**< Wv [Ev][G·dv] */
-  const float *output; /**< Wo [H·dv][Eo] */
-  int64_t query_ld;    /**< leading dimensions of the four, 0 = dense */
-  int64_t key_ld;
-  int64_t value_ld;
-  int64_t output_ld;
+  size_t struct_size;       /**< set by MHA_INIT */
+  int32_t orientation;      /**< mha_orientation, needed as soon as one matrix is given */
+  int32_t ownership;        /**< mha_ownership */
+  const float *query;       /**< Wq [Eq][H·d] */
+  const float *key;         /**< Wk [Ek][G·d] */
+  const float *value;       /**< Wv [Ev][G·dv] */
+  const float *output;      /**< Wo [H·dv][Eo] */
+  int64_t query_ld;         /**< leading dimension of Wq, 0 = dense */
+  int64_t key_ld;           /**< likewise of Wk */
+  int64_t value_ld;         /**< likewise of Wv */
+  int64_t output_ld;        /**< likewise of Wo */
   const float *query_bias;  /**< bq [H·d] or NULL */
   const float *key_bias;    /**< bk [G·d] or NULL */
   const float *value_bias;  /**< bv [G·dv] or NULL */
@@ -420,7 +422,7 @@ typedef struct mha_shape {
   int32_t packed;          /**< nonzero: batch sequences share query_length and key_length rows */
   int32_t cached;          /**< nonzero: the keys are in a cache, key_length its capacity */
   int64_t batch;           /**< B */
-  int64_t query_length;    /**< Lq; packed: all query rows together */
+  int64_t query_length;    /**< Lq, and rows that go to a cache; packed: all query rows together */
   int64_t key_length;      /**< Lk; packed: all key rows together; 0 = as query_length */
   int64_t n_heads;         /**< H, read only where no weights are given (mha_attend) */
   int64_t value_head_size; /**< dv, likewise */
@@ -482,21 +484,21 @@ typedef struct mha_mask {
   int64_t heads;        /**< 1 or H */
   int64_t rows;         /**< 1 or Lq */
   int64_t columns;      /**< Lk */
-  int64_t batch_stride; /**< elements; likewise below */
-  int64_t head_stride;
-  int64_t row_stride;
+  int64_t batch_stride; /**< elements from one batch entry to the next */
+  int64_t head_stride;  /**< from one head to the next */
+  int64_t row_stride;   /**< from one row to the next */
 } mha_mask;
 
 /** A number added to each score; −∞ hides its key, even where it is NaN. Otherwise as mha_mask. */
 typedef struct mha_bias {
-  const float *data; /**< [batch][heads][rows][columns], or NULL = no bias */
-  int64_t batch;
-  int64_t heads;
-  int64_t rows;
-  int64_t columns;
-  int64_t batch_stride;
-  int64_t head_stride;
-  int64_t row_stride;
+  const float *data;    /**< [batch][heads][rows][columns], or NULL = no bias */
+  int64_t batch;        /**< 1 or B */
+  int64_t heads;        /**< 1 or H */
+  int64_t rows;         /**< 1 or Lq */
+  int64_t columns;      /**< Lk */
+  int64_t batch_stride; /**< as in mha_mask */
+  int64_t head_stride;  /**< as in mha_mask */
+  int64_t row_stride;   /**< as in mha_mask */
 } mha_bias;
 
 /**
@@ -554,15 +556,15 @@ typedef struct mha_attention {
  * 3·H·d. Batch and head stride may be 0 (the same for all). The size dimension must have stride 1.
  */
 typedef struct mha_tensor {
-  const float *data;
-  int64_t batch;  /**< B; with packed input 1, length = all rows */
-  int64_t length; /**< Lq or Lk */
-  int64_t heads;  /**< H or G */
-  int64_t size;   /**< d or dv */
-  int64_t batch_stride;
-  int64_t row_stride;
-  int64_t head_stride;
-  int64_t size_stride; /**< 1, or 0 if all are 0 */
+  const float *data;    /**< element (0, 0, 0, 0) */
+  int64_t batch;        /**< B; with packed input 1, length = all rows */
+  int64_t length;       /**< Lq or Lk */
+  int64_t heads;        /**< H or G */
+  int64_t size;         /**< d or dv */
+  int64_t batch_stride; /**< elements from one batch entry to the next */
+  int64_t row_stride;   /**< from one row to the next */
+  int64_t head_stride;  /**< from one head to the next */
+  int64_t size_stride;  /**< 1, or 0 if all are 0 */
 } mha_tensor;
 
 /* ---- Key/value cache --------------------------------------------------------------------------
@@ -685,24 +687,24 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
  * batch strides are not used.
  */
 typedef struct mha_forward_args {
-  size_t struct_size;   /**< set by MHA_INIT */
-  int32_t accumulate;   /**< nonzero: output += result (a residual); 0: output = result */
-  int32_t cache_mode;   /**< mha_cache_mode; 0 without a cache */
-  int64_t batch;        /**< B; 0 succeeds and writes nothing */
-  int64_t query_length; /**< Lq; 0 likewise */
-  int64_t key_length;   /**< Lk; where key is NULL, 0 or Lq */
-  const float *query;   /**< [B][Lq][Eq] */
-  const float *key;     /**< [B][Lk][Ek]; NULL = query (needs Ek = Eq) */
-  const float *value;   /**< [B][Lk][Ev]; NULL = key (needs Ev = Ek); error without key */
-  float *output;        /**< [B][Lq][Eo]; overlaps no input, no weights, no other output */
-  int64_t query_batch_stride;
-  int64_t query_row_stride;
-  int64_t key_batch_stride;
-  int64_t key_row_stride;
-  int64_t value_batch_stride;
-  int64_t value_row_stride;
-  int64_t output_batch_stride;
-  int64_t output_row_stride;
+  size_t struct_size;          /**< set by MHA_INIT */
+  int32_t accumulate;          /**< nonzero: output += result (a residual); 0: output = result */
+  int32_t cache_mode;          /**< mha_cache_mode; 0 without a cache */
+  int64_t batch;               /**< B; 0 succeeds and writes nothing */
+  int64_t query_length;        /**< Lq; 0 likewise */
+  int64_t key_length;          /**< Lk; where key is NULL, 0 or Lq */
+  const float *query;          /**< [B][Lq][Eq] */
+  const float *key;            /**< [B][Lk][Ek]; NULL = query (needs Ek = Eq) */
+  const float *value;          /**< [B][Lk][Ev]; NULL = key (needs Ev = Ek); error without key */
+  float *output;               /**< [B][Lq][Eo]; overlaps no input, no weights, no other output */
+  int64_t query_batch_stride;  /**< of query, from one batch entry to the next */
+  int64_t query_row_stride;    /**< of query, from one row to the next */
+  int64_t key_batch_stride;    /**< of key, from one batch entry to the next */
+  int64_t key_row_stride;      /**< of key, from one row to the next */
+  int64_t value_batch_stride;  /**< of value, from one batch entry to the next */
+  int64_t value_row_stride;    /**< of value, from one row to the next */
+  int64_t output_batch_stride; /**< of output, from one batch entry to the next */
+  int64_t output_row_stride;   /**< of output, from one row to the next */
   const mha_attention *attention; /**< who attends to whom; NULL = everyone to everyone */
   mha_cache *cache;               /**< where keys and values are kept, or NULL */
   const int64_t *cache_entries; /**< [B] entry of the cache that each batch entry uses; NULL = b */
@@ -744,12 +746,12 @@ MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_we
 
 /** Where mha_attend writes and what it obeys. */
 typedef struct mha_attend_args {
-  size_t struct_size;          /**< set by MHA_INIT */
-  int64_t n_sequences;         /**< sequences of packed input; otherwise 0 */
-  float *output;               /**< [B][Lq][H][dv]; overlaps nothing else */
-  int64_t output_batch_stride; /**< all three 0 = dense */
-  int64_t output_row_stride;
-  int64_t output_head_stride;
+  size_t struct_size;             /**< set by MHA_INIT */
+  int64_t n_sequences;            /**< sequences of packed input; otherwise 0 */
+  float *output;                  /**< [B][Lq][H][dv]; overlaps nothing else */
+  int64_t output_batch_stride;    /**< from one batch entry to the next; all three 0 = dense */
+  int64_t output_row_stride;      /**< from one row to the next */
+  int64_t output_head_stride;     /**< from one head to the next */
   const mha_attention *attention; /**< NULL = everyone attends to everyone, scale 1/√d */
 } mha_attend_args;
 

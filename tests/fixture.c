@@ -35,6 +35,10 @@ static void fill_sizes(test_case *c) {
     c->biases = 0;
     c->accumulate = false;
   }
+  if (c->rope != MHA_ROPE_NONE) {
+    fill(&c->rotary, c->d);
+    c->rope_base = c->rope_base > 0 ? c->rope_base : 10000.0;
+  }
   if (c->threads == 0)
     c->threads = 1;
 }
@@ -46,7 +50,8 @@ static void note_case(const test_case *c) {
             "biases %x source %d layout %d accumulate %d; causal %d window %d (%" PRId64 ",%" PRId64
             ") alignment %d offset %" PRId64 " each %d lengths q %d k %d packed %d tail %d "
             "mask %d/%x bias %d/%x hides %d strides %d alibi %d sinks %d scale %d %g softcap %g in "
-            "call %d want %x stage %d",
+            "call %d want %x stage %d; norm %d ones %d rope %d/%" PRId64 " base %g tables %d "
+            "positions +%" PRId64 " +%" PRId64 " given %d",
             c->core ? "attend" : "forward", c->seed, c->B, c->Lq, c->Lk, c->H, c->G, c->d, c->dv,
             c->Eq, c->Ek, c->Ev, c->Eo, c->threads, c->at_front, c->out_in, c->borrow,
             (int)c->weight_layout, c->absent, c->biases, (int)c->source, (int)c->layout,
@@ -54,7 +59,9 @@ static void note_case(const test_case *c) {
             c->offset_each, c->query_lengths, c->key_lengths, c->packed, c->packed_tail,
             c->has_mask, c->mask_extents, c->has_bias, c->bias_extents, c->bias_hides,
             c->mask_strides, c->alibi, c->sinks, c->scale_given, (double)c->scale,
-            (double)c->softcap, c->rules_in_call, c->want, (int)c->stage);
+            (double)c->softcap, c->rules_in_call, c->want, (int)c->stage, (int)c->norm,
+            c->norm_ones, (int)c->rope, c->rotary, c->rope_base, c->rope_tables, c->query_position,
+            c->key_position, c->positions_given);
 }
 
 /* ---- Strided tensors ------------------------------------------------------------------------- */
@@ -380,6 +387,73 @@ static void build_results(test_fixture *f) {
   f->attention.log_sum_exp = f->lse;
 }
 
+/* ---- Normalisation and positions ------------------------------------------------------------- */
+
+/* Around 1, as trained weights are. */
+static float *norm_weight(test_fixture *f, int64_t heads) {
+  const int64_t n = (f->c.norm == MHA_NORM_FULL ? heads : 1) * f->c.d;
+  float *weight = test_pool_floats(&f->pool, n);
+  for (int64_t j = 0; j < n; j++)
+    weight[j] = (float)test_random_uniform(&f->random, 0.5, 1.5);
+  return weight;
+}
+
+static void build_norm(test_fixture *f) {
+  const test_case *c = &f->c;
+  if (c->norm == MHA_NORM_NONE)
+    return;
+  f->config.norm = (int32_t)c->norm;
+  f->config.norm_epsilon = c->epsilon > 0 ? c->epsilon : c->d < 8 ? 0.25F : 1e-5F;
+  if (c->norm_ones)
+    return;
+  f->query_norm = norm_weight(f, c->H);
+  f->key_norm = norm_weight(f, c->G);
+  f->matrices.query_norm = f->query_norm;
+  f->matrices.key_norm = f->key_norm;
+}
+
+static int64_t *random_positions(test_fixture *f, int64_t length) {
+  const int64_t n = (f->c.packed ? 1 : f->c.B) * length;
+  int64_t *positions = test_pool_bytes(&f->pool, (size_t)n * sizeof *positions);
+  for (int64_t i = 0; i < n; i++)
+    positions[i] = test_random_range(&f->random, 0, 99);
+  return positions;
+}
+
+/* Numbers that no angle explains: tables are used as given. */
+static void build_tables(test_fixture *f) {
+  const test_case *c = &f->c;
+  const int64_t longest = c->positions_given ? 100 : c->Lq > c->Lk ? c->Lq : c->Lk;
+  const int64_t furthest =
+      c->query_position > c->key_position ? c->query_position : c->key_position;
+  f->rope_positions = longest + furthest;
+  const int64_t n = f->rope_positions * (c->rotary / 2);
+  f->rope_cos = test_pool_floats(&f->pool, n);
+  f->rope_sin = test_pool_floats(&f->pool, n);
+  for (int64_t i = 0; i < n; i++) {
+    f->rope_cos[i] = (float)test_random_uniform(&f->random, -1.0, 1.0);
+    f->rope_sin[i] = (float)test_random_uniform(&f->random, -1.0, 1.0);
+  }
+  f->config.rope_positions = f->rope_positions;
+  f->config.rope_cos = f->rope_cos;
+  f->config.rope_sin = f->rope_sin;
+}
+
+static void build_rope(test_fixture *f) {
+  const test_case *c = &f->c;
+  if (c->rope == MHA_ROPE_NONE)
+    return;
+  f->config.rope = (int32_t)c->rope;
+  f->config.rotary_size = c->rotary == c->d ? 0 : c->rotary;
+  f->config.rope_base = c->rope_base;
+  if (c->rope_tables)
+    build_tables(f);
+  if (c->positions_given) {
+    f->query_positions = random_positions(f, c->Lq);
+    f->key_positions = c->source == TEST_SELF ? NULL : random_positions(f, c->Lk);
+  }
+}
+
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
 static void forward_arguments(test_fixture *f) {
@@ -406,6 +480,10 @@ static void forward_arguments(test_fixture *f) {
     a->output_row_stride = f->output.row_stride;
   }
   a->attention = &f->attention;
+  a->query_position = c->query_position;
+  a->key_position = c->source == TEST_SELF ? 0 : c->key_position;
+  a->query_positions = f->query_positions;
+  a->key_positions = f->key_positions;
 }
 
 static mha_tensor tensor_argument(const test_fixture *f, const test_view *v) {
@@ -477,6 +555,8 @@ void test_build(test_fixture *f, const test_case *c) {
   build_output(f);
   build_rules(f);
   build_results(f);
+  build_norm(f);
+  build_rope(f);
   forward_arguments(f);
   attend_arguments(f);
   MHA_INIT(&f->options);
@@ -589,16 +669,56 @@ static void oracle_rules(const test_fixture *f, oracle_problem *p) {
   p->key_starts = f->key_starts;
 }
 
-static void free_problem(oracle_problem *p) {
-  const void *all[] = {p->wq.numbers, p->wk.numbers, p->wv.numbers, p->wo.numbers,
-                       p->wq.bias,    p->wk.bias,    p->wv.bias,    p->wo.bias,
-                       p->query,      p->key,        p->value,      p->residual,
-                       p->attend,     p->bias,       p->slopes,     p->sinks};
+/* Rotary position of every row of the query or the keys: given, or counted from the start of its
+ * sequence, plus the offset. */
+static int64_t *list_positions(const test_fixture *f, int64_t length, const int64_t *starts,
+                               const int64_t *given, int64_t offset) {
+  const int64_t batch = f->c.packed ? 1 : f->c.B;
+  int64_t *positions = malloc((size_t)(batch * length + 1) * sizeof *positions);
+  assert_non_null(positions);
+  for (int64_t row = 0; row < batch * length; row++) {
+    int64_t first = row / (length > 0 ? length : 1) * length;
+    for (int64_t b = 0; starts && b < f->c.B; b++)
+      if (starts[b] <= row)
+        first = starts[b];
+    positions[row] = (given ? given[row] : row - first) + offset;
+  }
+  return positions;
+}
+
+static void oracle_positions(const test_fixture *f, oracle_problem *p) {
+  const test_case *c = &f->c;
+  const bool self = c->source == TEST_SELF;
+  const int64_t tables = f->rope_positions * (c->rotary / 2);
+  p->norm = (oracle_norm)c->norm;
+  p->epsilon = (double)f->config.norm_epsilon;
+  p->query_norm =
+      f->query_norm ? widen(f->query_norm, c->norm == MHA_NORM_FULL ? c->H * c->d : c->d) : NULL;
+  p->key_norm =
+      f->key_norm ? widen(f->key_norm, c->norm == MHA_NORM_FULL ? c->G * c->d : c->d) : NULL;
+  p->rope = (oracle_rope)c->rope;
+  p->rotary = c->rotary;
+  p->rope_base = c->rope_base;
+  p->cosines = f->rope_cos ? widen(f->rope_cos, tables) : NULL;
+  p->sines = f->rope_sin ? widen(f->rope_sin, tables) : NULL;
+  p->query_positions =
+      list_positions(f, c->Lq, f->query_starts, f->query_positions, c->query_position);
+  p->key_positions =
+      list_positions(f, c->Lk, f->key_starts, self ? f->query_positions : f->key_positions,
+                     self ? c->query_position : c->key_position);
+}
+
+void test_problem_free(oracle_problem *p) {
+  const void *all[] = {
+      p->wq.numbers, p->wk.numbers, p->wv.numbers,      p->wo.numbers,   p->wq.bias,    p->wk.bias,
+      p->wv.bias,    p->wo.bias,    p->query,           p->key,          p->value,      p->residual,
+      p->attend,     p->bias,       p->slopes,          p->sinks,        p->query_norm, p->key_norm,
+      p->cosines,    p->sines,      p->query_positions, p->key_positions};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     free((void *)(uintptr_t)all[i]);
 }
 
-void test_ask_oracle(const test_fixture *f, oracle_result *result) {
+void test_problem(const test_fixture *f, oracle_problem *problem) {
   const test_case *c = &f->c;
   const size_t cells = (size_t)(c->B * c->H * c->Lq * c->Lk) + 1;
   unsigned char *attend = f->mask ? malloc(cells) : NULL;
@@ -632,8 +752,15 @@ void test_ask_oracle(const test_fixture *f, oracle_result *result) {
     before.data = f->before;
     p.residual = widen_view(&before);
   }
+  oracle_positions(f, &p);
+  *problem = p;
+}
+
+void test_ask_oracle(const test_fixture *f, oracle_result *result) {
+  oracle_problem p;
+  test_problem(f, &p);
   oracle_solve(&p, result);
-  free_problem(&p);
+  test_problem_free(&p);
 }
 
 static int oracle_stage(mha_stage stage) {

@@ -68,6 +68,18 @@ typedef struct test_case {
   bool rules_in_call; /* scale and softcap come with the call and override others in the layer */
   float scale, softcap;
 
+  mha_norm norm; /* with random weights, unless norm_ones */
+  bool norm_ones;
+  /* 0 = 0.25 for heads below 8: a short head is sometimes nearly 0 by cancellation, and 1/rms then
+   * magnifies the projection's rounding beyond the contract's bounds; otherwise 1e-5 */
+  float epsilon;
+  mha_rope rope;
+  int64_t rotary;   /* 0 = d */
+  double rope_base; /* 0 = 10000 */
+  bool rope_tables; /* of random numbers, no longer than needed */
+  int64_t query_position, key_position;
+  bool positions_given; /* random ones, for every row */
+
   unsigned want;
   mha_stage stage;
 } test_case;
@@ -101,7 +113,10 @@ typedef struct test_fixture {
   uint8_t *mask;
   float *bias, *slopes, *sinks;
   int64_t mask_bytes, bias_floats;
-  float *weights, *average, *lse; /* results, dense */
+  float *query_norm, *key_norm, *rope_cos, *rope_sin;
+  int64_t rope_positions;                   /* rows of the tables */
+  int64_t *query_positions, *key_positions; /* as given, or NULL */
+  float *weights, *average, *lse;           /* results, dense */
   int64_t weights_n, average_n, lse_n;
 
   mha_config config;
@@ -129,6 +144,9 @@ void test_run(test_fixture *fixture);
 /* Fails unless results that were not asked for and the output's gaps are as before the call. */
 void test_check_gaps(const test_fixture *fixture);
 
+/* The fixture as it is now, as a problem for the judge. */
+void test_problem(const test_fixture *fixture, oracle_problem *problem);
+void test_problem_free(oracle_problem *problem);
 /* The judge's view of the fixture as it is now; free with oracle_free. */
 void test_ask_oracle(const test_fixture *fixture, oracle_result *result);
 /* Compares every result with the judge's. */

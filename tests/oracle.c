@@ -73,6 +73,67 @@ static void project_rows(const oracle_matrix *matrix, const double *x, int64_t f
   oracle_project(matrix, x + first * in, rows, in, out, rows_of(y, first, out));
 }
 
+/* ---- Normalisation and rotary positions ------------------------------------------------------ */
+
+void oracle_normalise(double *x, double *bound, int64_t n, const double *weight, double epsilon) {
+  long double squares = 0, drift = 0;
+  for (int64_t j = 0; j < n; j++) {
+    squares += (long double)x[j] * (long double)x[j];
+    drift += fabsl((long double)x[j]) * (long double)bound[j];
+  }
+  const long double mean = squares / (long double)n + (long double)epsilon;
+  const double factor = (double)(1.0L / sqrtl(mean));
+  const double change = (double)(drift / (mean * (long double)n));
+  for (int64_t j = 0; j < n; j++) {
+    const double w = weight ? weight[j] : 1.0;
+    x[j] *= factor * w;
+    bound[j] = bound[j] * fabs(factor * w) + fabs(x[j]) * (change + 4 * u);
+  }
+}
+
+/* Pair `pair` of a head, elements *first and *second, by the formula or the tables. */
+static void pair_of(const oracle_problem *p, int64_t pair, int64_t *first, int64_t *second) {
+  const bool halves = p->rope == ORACLE_ROPE_HALVES;
+  *first = halves ? pair : 2 * pair;
+  *second = halves ? pair + p->rotary / 2 : 2 * pair + 1;
+}
+
+void oracle_turn(const oracle_problem *p, int64_t position, double *x, double *bound) {
+  for (int64_t pair = 0; pair < p->rotary / 2; pair++) {
+    int64_t first = 0, second = 0;
+    pair_of(p, pair, &first, &second);
+    const long double angle =
+        (long double)position *
+        powl((long double)p->rope_base, -2.0L * (long double)pair / (long double)p->rotary);
+    const int64_t at = position * (p->rotary / 2) + pair;
+    const double c = p->cosines ? p->cosines[at] : (double)cosl(angle);
+    const double s = p->sines ? p->sines[at] : (double)sinl(angle);
+    const double a = x[first], b = x[second], ea = bound[first], eb = bound[second];
+    const double rounding = 4 * u * (fabs(a) + fabs(b));
+    x[first] = a * c - b * s;
+    x[second] = b * c + a * s;
+    bound[first] = fabs(c) * ea + fabs(s) * eb + rounding;
+    bound[second] = fabs(c) * eb + fabs(s) * ea + rounding;
+  }
+}
+
+/* Rows [first, first + rows) of Q or K. */
+static void prepare_rows(const oracle_problem *p, const double *weight, const int64_t *positions,
+                         int64_t first, int64_t rows, int64_t heads, oracle_numbers y) {
+  const int64_t width = heads * p->d;
+  for (int64_t r = first; r < first + rows; r++) {
+    double *x = y.value + r * width, *bound = y.bound + r * width;
+    if (p->norm == ORACLE_NORM_FULL)
+      oracle_normalise(x, bound, width, weight, p->epsilon);
+    for (int64_t h = 0; h < heads; h++) {
+      if (p->norm == ORACLE_NORM_PER_HEAD)
+        oracle_normalise(x + h * p->d, bound + h * p->d, p->d, weight, p->epsilon);
+      if (p->rope != ORACLE_ROPE_NONE)
+        oracle_turn(p, positions[r], x + h * p->d, bound + h * p->d);
+    }
+  }
+}
+
 /* ---- Who attends to whom --------------------------------------------------------------------- */
 
 static sequence sequence_of(const oracle_problem *p, int64_t b) {
@@ -316,6 +377,8 @@ void oracle_solve(const oracle_problem *p, oracle_result *result) {
     project_rows(&p->wq, p->query, s.first_query, s.length_q, p->Eq, p->H * p->d, result->q);
     project_rows(&p->wk, p->key, s.first_key, s.length_k, p->Ek, p->G * p->d, result->k);
     project_rows(&p->wv, p->value, s.first_key, s.length_k, p->Ev, p->G * p->dv, result->v);
+    prepare_rows(p, p->query_norm, p->query_positions, s.first_query, s.length_q, p->H, result->q);
+    prepare_rows(p, p->key_norm, p->key_positions, s.first_key, s.length_k, p->G, result->k);
     attend(p, &s, b, result);
   }
   finish(p, result);

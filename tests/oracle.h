@@ -19,6 +19,14 @@ typedef enum oracle_alignment {
   ORACLE_OFFSET
 } oracle_alignment;
 
+typedef enum oracle_norm { ORACLE_NORM_NONE, ORACLE_NORM_PER_HEAD, ORACLE_NORM_FULL } oracle_norm;
+
+typedef enum oracle_rope {
+  ORACLE_ROPE_NONE,
+  ORACLE_ROPE_HALVES,
+  ORACLE_ROPE_INTERLEAVED
+} oracle_rope;
+
 /* One problem. Arrays are dense, in the order of the letters. Packed input (query_starts given) has
  * [Lq] query rows and [Lk] key rows in all, shared by B sequences. */
 typedef struct oracle_problem {
@@ -28,6 +36,17 @@ typedef struct oracle_problem {
   const double *key;      /* [B][Lk][Ek] */
   const double *value;    /* [B][Lk][Ev] */
   const double *residual; /* [B][Lq][Eo] that the result is added to, or NULL */
+
+  oracle_norm norm;
+  double epsilon;
+  const double *query_norm; /* [d] or [H·d]; NULL = ones */
+  const double *key_norm;   /* [d] or [G·d] */
+  oracle_rope rope;
+  int64_t rotary; /* elements of a head that turn */
+  double rope_base;
+  const double *cosines, *sines;  /* [positions][rotary/2], or NULL = by rope_base */
+  const int64_t *query_positions; /* [B][Lq], or [Lq] if packed; with rope */
+  const int64_t *key_positions;   /* [B][Lk], or [Lk] if packed */
 
   bool scale_given;
   double scale;
@@ -54,7 +73,8 @@ typedef struct oracle_numbers {
 } oracle_numbers;
 
 typedef struct oracle_result {
-  oracle_numbers q, k, v; /* [B][Lq][H·d], [B][Lk][G·d], [B][Lk][G·dv]; rows beyond a length 0 */
+  oracle_numbers q, k, v;  /* [B][Lq][H·d], [B][Lk][G·d], [B][Lk][G·dv], normalised and turned;
+                              rows beyond a length 0 */
   oracle_numbers stage[4]; /* [B][H][Lq][Lk]: scaled, capped, final, weights; n = 0 if packed */
   oracle_numbers average;  /* [B][Lq][Lk]; n = 0 if packed */
   oracle_numbers lse;      /* [B][H][Lq], or [H][Lq] if packed */
@@ -68,5 +88,11 @@ void oracle_free(oracle_result *result);
 /* y = x·W + b of `rows` rows, with the bound of any float32 order of summation. */
 void oracle_project(const oracle_matrix *matrix, const double *x, int64_t rows, int64_t in,
                     int64_t out, oracle_numbers y);
+
+/* x / sqrt(mean(x²) + eps)·weight over n numbers, in place; weight NULL = ones. */
+void oracle_normalise(double *x, double *bound, int64_t n, const double *weight, double epsilon);
+
+/* Turns one head [d] to a position, in place. */
+void oracle_turn(const oracle_problem *problem, int64_t position, double *x, double *bound);
 
 #endif

@@ -110,6 +110,33 @@ static void creating_a_context(void **state) {
   test_release(&fixture);
 }
 
+static void creating_a_cache(void **state) {
+  mha_status status = MHA_ERROR_MEMORY;
+  int64_t n = 0;
+  (void)state;
+  test_build(&fixture, &(test_case){.seed = 1, .Lq = 1});
+  while (status != MHA_OK && n < MOST) {
+    int anything = 0;
+    mha_cache *cache = (mha_cache *)(void *)&anything;
+    mha_cache_options options;
+    mha_error error;
+    MHA_INIT(&options);
+    options.n_entries = options.capacity = options.n_kv_heads = options.head_size = 3;
+    options.allocator = &fixture.allocator.mha;
+    fail_in(++n);
+    status = mha_cache_create(&options, &cache, &error);
+    if (status) {
+      expect_memory_error(status, &error);
+      assert_null(cache);
+    }
+    if (!status)
+      mha_cache_destroy(cache);
+    test_allocator_check(&fixture.allocator);
+  }
+  assert_true(n > 1 && n < MOST);
+  test_release(&fixture);
+}
+
 /* What calls of many kinds need: weights, averages, packed input, several threads. */
 static test_case kind_of_call(int kind) {
   return (test_case){.seed = (uint64_t)kind,
@@ -180,6 +207,49 @@ static void calling(void **state) {
     }
     assert_true(n > 1 && n < MOST);
     oracle_free(&result);
+    test_release(&fixture);
+  }
+}
+
+/* A cached call that cannot have its scratch appends nothing; given it, it goes on. */
+static void calling_with_a_cache(void **state) {
+  (void)state;
+  for (int64_t Lq = 1; Lq <= 20; Lq += 19) {
+    test_case c = kind_of_call(0);
+    mha_cache *cache = NULL;
+    mha_cache_options options;
+    mha_error error;
+    int64_t length = -1;
+    c.Lq = Lq;
+    c.source = TEST_SELF;
+    c.rope = MHA_ROPE_INTERLEAVED;
+    c.rotary = 2;
+    c.want = TEST_WANT_LSE;
+    test_build(&fixture, &c);
+    const parts p = make_parts();
+    MHA_INIT(&options);
+    options.n_entries = c.B;
+    options.capacity = Lq;
+    options.n_kv_heads = c.G;
+    options.head_size = c.d;
+    test_expect(mha_cache_create(&options, &cache, &error), MHA_OK, &error);
+    fixture.args.cache = cache;
+    test_poison_results(&fixture);
+    fail_in(1);
+    test_expect(test_call(&fixture, p.context, p.weights, &error), MHA_ERROR_MEMORY, &error);
+    expect_results_untouched();
+    for (int64_t b = 0; b < c.B; b++) {
+      test_expect(mha_cache_length(cache, b, &length, &error), MHA_OK, &error);
+      assert_int_equal(length, 0);
+    }
+    fixture.allocator.fail_at = 0;
+    test_expect(test_call(&fixture, p.context, p.weights, &error), MHA_OK, &error);
+    oracle_result result;
+    test_ask_oracle(&fixture, &result); /* off is 0: the uncached call */
+    test_judge(&fixture, &result);
+    oracle_free(&result);
+    mha_cache_destroy(cache);
+    destroy_parts(p);
     test_release(&fixture);
   }
 }
@@ -256,7 +326,9 @@ int main(void) {
       cmocka_unit_test(creating_a_layer),
       cmocka_unit_test(loading_a_layer),
       cmocka_unit_test(creating_a_context),
+      cmocka_unit_test(creating_a_cache),
       cmocka_unit_test(calling),
+      cmocka_unit_test(calling_with_a_cache),
       cmocka_unit_test(growing),
       cmocka_unit_test(reserving),
   };

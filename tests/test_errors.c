@@ -60,6 +60,11 @@ static void build(baseline which) {
                        .sinks = rules,
                        .offset_each = rules,
                        .alignment = MHA_ALIGN_OFFSET,
+                       .norm = which == LAYER_RULES ? MHA_NORM_FULL : MHA_NORM_NONE,
+                       .rope = which == LAYER_RULES ? MHA_ROPE_HALVES : MHA_ROPE_NONE,
+                       .rotary = 2,
+                       .rope_tables = true,
+                       .positions_given = true,
                        .want = rules ? TEST_WANT_ALL : TEST_WANT_LSE};
   test_build(&fixture, &c);
   test_poison_results(&fixture);
@@ -245,6 +250,7 @@ static void layers_that_do_not_fit(void **state) {
              "ownership"),
       MEMBER(CREATE, matrices, mha_matrices, ownership, INT32, -1, 0.0F, MHA_ERROR_VALUE,
              "ownership"),
+      MEMBER(CREATE, config, mha_config, reserved, INT32, 1, 0.0F, MHA_ERROR_VALUE, "reserved"),
       /* Ek = 12 and G·d = 6, Ev = 12 and G·dv = 4, Eo = 12 and H·dv = 8: not the identity */
       MEMBER(CREATE, matrices, mha_matrices, key, NO_POINTER, 0, 0.0F, MHA_ERROR_WEIGHTS, "key"),
       MEMBER(CREATE, matrices, mha_matrices, value, NO_POINTER, 0, 0.0F, MHA_ERROR_WEIGHTS,
@@ -255,6 +261,101 @@ static void layers_that_do_not_fit(void **state) {
   (void)state;
   for (size_t i = 0; i < COUNT(rows); i++)
     try_row(&rows[i], i);
+}
+
+/* What is wrong about the norm and the rotary positions of a layer. */
+typedef struct preparation {
+  int32_t norm;
+  float epsilon;
+  bool query_norm, key_norm;
+  int32_t rope;
+  int64_t rotary;
+  double base;
+  int64_t positions;
+  bool cosines, sines;
+  mha_status status;
+  const char *word;
+} preparation;
+
+static void norms_and_positions_that_are_wrong(void **state) {
+  static const float numbers[64];
+  const double huge = INFINITY, none = NAN;
+  const preparation rows[] = {
+      {.norm = 3, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
+      {.norm = -1, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
+      {.norm = 1, .epsilon = 0, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+      {.norm = 2, .epsilon = -1e-5F, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+      {.norm = 1, .epsilon = NAN, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+      {.norm = 1, .epsilon = INFINITY, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+      {.query_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "query_norm"},
+      {.key_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "key_norm"},
+      {.rope = 3, .status = MHA_ERROR_VALUE, .word = "rope"},
+      {.rope = -1, .status = MHA_ERROR_VALUE, .word = "rope"},
+      {.rope = 1, .rotary = 1, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+      {.rope = 1, .rotary = 4, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is 3 */
+      {.rope = 1, .rotary = -2, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+      {.rope = 1, .rotary = INT64_MIN, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+      {.rope = 2, .rotary = 0, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is odd */
+      {.rope = 1, .rotary = 2, .base = -1, .status = MHA_ERROR_VALUE, .word = "rope_base"},
+      {.rope = 1, .rotary = 2, .base = none, .status = MHA_ERROR_VALUE, .word = "rope_base"},
+      {.rope = 1, .rotary = 2, .base = huge, .status = MHA_ERROR_VALUE, .word = "rope_base"},
+      {.rope = 1,
+       .rotary = 2,
+       .cosines = true,
+       .positions = 4,
+       .status = MHA_ERROR_NULL,
+       .word = "rope_sin"},
+      {.rope = 1,
+       .rotary = 2,
+       .sines = true,
+       .positions = 4,
+       .status = MHA_ERROR_NULL,
+       .word = "rope_cos"},
+      {.rope = 1,
+       .rotary = 2,
+       .cosines = true,
+       .sines = true,
+       .status = MHA_ERROR_SIZE,
+       .word = "rope_positions"},
+      {.rope = 1,
+       .rotary = 2,
+       .cosines = true,
+       .sines = true,
+       .positions = -1,
+       .status = MHA_ERROR_SIZE,
+       .word = "rope_positions"},
+  };
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    build(CREATE);
+    mha_config *c = &fixture.config;
+    c->norm = rows[i].norm;
+    c->norm_epsilon = rows[i].epsilon;
+    fixture.matrices.query_norm = rows[i].query_norm ? numbers : NULL;
+    fixture.matrices.key_norm = rows[i].key_norm ? numbers : NULL;
+    c->rope = rows[i].rope;
+    c->rotary_size = rows[i].rotary;
+    c->rope_base = rows[i].base;
+    c->rope_positions = rows[i].positions;
+    c->rope_cos = rows[i].cosines ? numbers : NULL;
+    c->rope_sin = rows[i].sines ? numbers : NULL;
+    test_note("row %zu", i);
+    expect_create_fails(rows[i].status, rows[i].word);
+    test_release(&fixture);
+  }
+  test_note("%s", "");
+}
+
+static void layer_sinks_that_are_wrong(void **state) {
+  const float bad[] = {NAN, INFINITY};
+  (void)state;
+  for (size_t i = 0; i < COUNT(bad); i++) {
+    const float sinks[H] = {0.0F, -INFINITY, 1.0F, bad[i]};
+    build(CREATE);
+    fixture.matrices.sinks = sinks;
+    expect_create_fails(MHA_ERROR_VALUE, "sinks");
+    test_release(&fixture);
+  }
 }
 
 static void layer_scales_that_are_not_finite(void **state) {
@@ -705,19 +806,30 @@ static void shapes_that_are_wrong(void **state) {
 /* ---- Sizes of structs ------------------------------------------------------------------------ */
 
 /* The structs that begin with their size, each with a call that reads it. */
-typedef enum sized { CONFIG_, MATRICES_, OPTIONS_, SHAPE_, ATTENTION_, ARGS_, ATTEND_, GOT_ } sized;
+typedef enum sized {
+  CONFIG_,
+  MATRICES_,
+  OPTIONS_,
+  SHAPE_,
+  ATTENTION_,
+  ARGS_,
+  ATTEND_,
+  CACHE_,
+  GOT_
+} sized;
 
-static const size_t known_bytes[] = {sizeof(mha_config),          sizeof(mha_matrices),
-                                     sizeof(mha_context_options), sizeof(mha_shape),
-                                     sizeof(mha_attention),       sizeof(mha_forward_args),
-                                     sizeof(mha_attend_args),     sizeof(mha_config)};
-static const char *const sized_names[] = {"config",    "matrices", "options", "shape",
-                                          "attention", "args",     "args",    "config"};
+static const size_t known_bytes[] = {
+    sizeof(mha_config),      sizeof(mha_matrices),      sizeof(mha_context_options),
+    sizeof(mha_shape),       sizeof(mha_attention),     sizeof(mha_forward_args),
+    sizeof(mha_attend_args), sizeof(mha_cache_options), sizeof(mha_config)};
+static const char *const sized_names[] = {"config", "matrices", "options", "shape", "attention",
+                                          "args",   "args",     "options", "config"};
 
 /* A call with `structure` in the place of the one that is right. */
 static mha_status call_with(sized which, void *structure, mha_error *error) {
   mha_weights *weights = NULL, *created = NULL;
   mha_context *context = NULL, *other = NULL;
+  mha_cache *cache = NULL;
   mha_status status = MHA_OK;
   size_t bytes = 0;
   test_fixture *f = &fixture;
@@ -747,10 +859,14 @@ static mha_status call_with(sized which, void *structure, mha_error *error) {
   case ATTEND_:
     status = mha_attend(context, &f->q, &f->k, &f->v, structure, error);
     break;
+  case CACHE_:
+    status = mha_cache_create(structure, &cache, error);
+    break;
   case GOT_:
     status = mha_weights_config(weights, structure, error);
     break;
   }
+  mha_cache_destroy(cache);
   mha_context_destroy(other);
   mha_context_destroy(context);
   mha_weights_destroy(created);
@@ -764,8 +880,12 @@ static const void *right_struct(sized which) {
   MHA_INIT(&shape);
   shape.batch = shape.query_length = 1;
   MHA_INIT(&got);
-  const void *all[] = {&fixture.config,    &fixture.matrices, &fixture.options,     &shape,
-                       &fixture.attention, &fixture.args,     &fixture.attend_args, &got};
+  static mha_cache_options cache;
+  MHA_INIT(&cache);
+  cache.n_entries = cache.capacity = cache.n_kv_heads = cache.head_size = 1;
+  const void *all[] = {
+      &fixture.config, &fixture.matrices,    &fixture.options, &shape, &fixture.attention,
+      &fixture.args,   &fixture.attend_args, &cache,           &got};
   return all[which];
 }
 
@@ -853,6 +973,12 @@ static size_t list_inputs(region *r) {
                         {"key_starts", f->key_starts, entries + sizeof(int64_t)},
                         {"alibi_slopes", f->slopes, H * sizeof(float)},
                         {"sinks", f->sinks, H * sizeof(float)},
+                        {"the query norm", f->query_norm, H * D * sizeof(float)},
+                        {"the key norm", f->key_norm, G * D * sizeof(float)},
+                        {"rope_cos", f->rope_cos, (size_t)f->rope_positions * sizeof(float)},
+                        {"rope_sin", f->rope_sin, (size_t)f->rope_positions * sizeof(float)},
+                        {"query_positions", f->query_positions, B * LQ * sizeof(int64_t)},
+                        {"key_positions", f->key_positions, B * LK * sizeof(int64_t)},
                         {"weights", f->wq.data, matrix_bytes(&f->wq)},
                         {"weights", f->wk.data, matrix_bytes(&f->wk)},
                         {"weights", f->wv.data, matrix_bytes(&f->wv)},
@@ -976,6 +1102,8 @@ static void a_context_survives_errors(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layers_that_do_not_fit),
+      cmocka_unit_test(norms_and_positions_that_are_wrong),
+      cmocka_unit_test(layer_sinks_that_are_wrong),
       cmocka_unit_test(layer_scales_that_are_not_finite),
       cmocka_unit_test(widths_that_the_heads_do_not_divide),
       cmocka_unit_test(sizes_and_strides_of_a_layer_call),

@@ -6,7 +6,8 @@
 # tools that cannot look into a BLAS, and a proof that all products go through the one interface.
 
 set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_ROWS=8
-                     MHA_PANEL_COLUMNS=16 MHA_OPERATIONS_PER_THREAD=1)
+                     MHA_PANEL_COLUMNS=16 MHA_OPERATIONS_PER_THREAD=1 MHA_FEW_QUERIES=3
+                     MHA_FEW_RATIO=2 MHA_PART_TILE=8 MHA_STRIP_FLOATS=8 MHA_PIECE_FLOATS=20)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
 
 function(mha_variant name)
@@ -14,7 +15,7 @@ function(mha_variant name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
                              PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${name} PUBLIC MHA_STATIC PRIVATE ${tiny_definitions})
-  target_link_libraries(${name} PRIVATE OpenMP::OpenMP_C Threads::Threads m)
+  target_link_libraries(${name} PRIVATE mha::jansson OpenMP::OpenMP_C Threads::Threads m)
   mha_compile_strictly(${name})
 endfunction()
 
@@ -22,6 +23,7 @@ mha_variant(mha_tiny)
 target_link_libraries(mha_tiny PRIVATE mha::cblas)
 mha_variant(mha_plain plain_blas.c)
 target_include_directories(mha_plain PRIVATE ${blas_include_dir})
+target_compile_options(mha_plain PRIVATE ${blas_options})
 
 # mha_test_again(<name> <variant>): test_<name> once more, linked with a variant.
 function(mha_test_again name variant)
@@ -35,10 +37,12 @@ function(mha_test_again name variant)
   set_tests_properties(${name}_${suffix} PROPERTIES LABELS "unit;${suffix}")
 endfunction()
 
-foreach(name IN ITEMS forward attend fixed_answers faults properties threads)
+foreach(name IN ITEMS forward attend few fixed_answers faults properties threads rope generation)
   mha_test_again(${name} mha_tiny)
 endforeach()
-foreach(name IN ITEMS forward attend properties threads)
+# tiny tiles need no long sequences
+set_tests_properties(few_tiny generation_tiny rope_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+foreach(name IN ITEMS forward attend few properties threads generation)
   mha_test_again(${name} mha_plain)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
 endforeach()
