@@ -320,8 +320,10 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  * The files are mapped, and float32 numbers are used where they lie: a file must not be changed
  * while the layer lives (replacing it by rename is safe), and if it is cut short, reading the
  * numbers ends the process (SIGBUS). With MHA_READ_FILE in config->flags everything is read into
- * memory first. float64, float16, bfloat16, and numbers that lie unaligned, column-major or in the
- * other byte order are converted once, into memory that the layer owns.
+ * memory first; a layer that is a small part of it then keeps only its own numbers. float64,
+ * float16, bfloat16, and numbers that lie unaligned, column-major or in the other byte order are
+ * converted once, into memory that the layer owns. A header of more than 100 MB, 262144 tensors or
+ * 65536 metadata entries is refused.
  * @param config n_heads is needed, n_kv_heads where heads are grouped (0 = H), and norm_epsilon
  *               where the file has q_norm.weight, which is applied as it is; the other sizes, left
  *               0, follow from the shapes and must agree with them where given.
@@ -350,7 +352,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, con
  * @param prefix  stands before each name, UTF-8; NULL or "" = none.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL; UNSUPPORTED if a matrix is absent; VALUE if the prefix is not UTF-8; OVERFLOW;
- * MEMORY; IO, a full disk included: what was at `path` before is there still.
+ * MEMORY; IO, a full disk included: what was at `path` before is there still, unless all that
+ * failed was to make the new name last through a crash of the machine.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_weights_save(const mha_weights *weights, const char *path,
                                                    const char *prefix, mha_error *error);
@@ -576,7 +579,7 @@ typedef enum mha_cache_mode {
   MHA_CACHE_APPEND = 1, /**< append only: no query is projected, nothing but the cache is written;
                              output may be NULL */
   MHA_CACHE_ATTEND = 2 /**< attend only, also to another layer's cache of the same G, d, dv; key and
-                            value must be NULL */
+                            value must be NULL, and the alignment counts */
 } mha_cache_mode;
 
 /** Sizes of a cache. */
@@ -656,8 +659,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_copy_entry(mha_cache *cache, int64_t
 
 /**
  * Shows the whole memory of the cache: *k is [n_entries][capacity][G][d], *v [n_entries][capacity]
- * [G][dv], for mha_attend with key_lengths, or to save it. Valid while the cache lives; rows that
- * were not written hold anything. Errors: NULL.
+ * [G][dv]: to save it, or for mha_attend with key_lengths where it is no ring (a ring has token t
+ * in row t mod capacity). Valid while the cache lives and nobody changes it; rows that were not
+ * written hold anything. Errors: NULL.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k,
                                                  mha_tensor *v, mha_error *error);
@@ -673,7 +677,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_ten
  * @param length  L, at least 0.
  * @param output  [batch][length][Eo], dense, overwritten; must not overlap x or the weights.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, SIZE, OVERFLOW, OVERLAP, BUSY, MEMORY.
+ * Errors: NULL, SIZE, OVERFLOW, LENGTH (more tokens than the layer's tables have positions),
+ * OVERLAP, BUSY, MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
                                                      const mha_weights *weights, const float *x,
@@ -691,7 +696,7 @@ typedef struct mha_forward_args {
   int32_t accumulate;          /**< nonzero: output += result (a residual); 0: output = result */
   int32_t cache_mode;          /**< mha_cache_mode; 0 without a cache */
   int64_t batch;               /**< B; 0 succeeds and writes nothing */
-  int64_t query_length;        /**< Lq; 0 likewise */
+  int64_t query_length;        /**< Lq; 0 likewise, but new rows still go to a cache */
   int64_t key_length;          /**< Lk; where key is NULL, 0 or Lq */
   const float *query;          /**< [B][Lq][Eq] */
   const float *key;            /**< [B][Lk][Ek]; NULL = query (needs Ek = Eq) */
@@ -723,11 +728,14 @@ typedef struct mha_forward_args {
  *
  * With a cache the rows of key and value are appended to it, straight from their projections, and
  * the queries attend to all that the entry then holds. Lk, in masks and results, is the largest
- * length of the batch's entries after the call; columns are absolute key indices. off[b] is the
- * entry's length before the call, whatever alignment is given, so query i sits at its own token;
- * with MHA_CACHE_ATTEND it is what the alignment says. Query rows behind new_lengths[b] count as
- * behind query_lengths. query_lengths, key_lengths and packed input are refused. On failure the
- * lengths are as they were.
+ * length of the batch's entries after the call; columns are absolute key indices, and those that a
+ * ring has dropped show −∞, or weight 0. off[b] is the entry's length before the call, whatever
+ * alignment is given, so query i sits at its own token. Nothing else changes: tokens that come
+ * together see each other unless causal is set, and a ring needs its window in every call that
+ * attends. Query rows behind new_lengths[b] count as behind query_lengths, also where the key is
+ * not the query. query_lengths, key_lengths and packed input are refused. On failure the lengths
+ * are as they were. With MHA_CACHE_ATTEND off[b] is what the alignment says: a layer that shares
+ * the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.
  *
  * Rotary positions: query i has position off[b] + i with a cache, otherwise i, plus query_position;
  * its key, where key is NULL, the same. Rows of key count likewise with key_position. In packed
@@ -788,7 +796,8 @@ typedef void mha_trace_function(void *user, const mha_trace_step *step);
 /**
  * Has mha_forward show each step; NULL ends it. The trace changes no bit of any result. Rows beyond
  * a length are not computed: they show 0 in every step before the output. "weights" comes only when
- * the call asks for weights, and shows those.
+ * the call asks for weights, and shows those. K and V are not shown where they go to a cache, and
+ * MHA_CACHE_APPEND shows nothing.
  * Errors: NULL, BUSY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_context_trace(mha_context *context,

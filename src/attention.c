@@ -86,6 +86,11 @@ static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   return s;
 }
 
+float *mha_attention_scores(const mha_core *core, int32_t worker, int64_t *stride) {
+  *stride = score_columns(&core->cut, mha_key_span(&core->visibility));
+  return worker_scratch(core, worker).scores;
+}
+
 /* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns
  * the slots from floor(start/T) + b on, T the tile, which are always enough for its rows. */
 static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
@@ -461,8 +466,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
     return MHA_OK;
   t.live = mha_min(q->n, mha_query_count(v, q->b) - q->i);
   t.scratch = worker_scratch(core, worker);
-  q->scores = t.scratch.scores;
-  q->score_stride = score_columns(&core->cut, mha_key_span(v));
+  q->scores = mha_attention_scores(core, worker, &q->score_stride);
   place_rows(&t);
   mha_status status = attend_keys(&t);
   if (!status && needs_replacement(&t)) {

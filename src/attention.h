@@ -9,6 +9,9 @@
 /* Scratch of one worker. */
 size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layout);
 
+/* Where a worker's scratch has room for the scores of a task, rows *stride apart. */
+float *mha_attention_scores(const mha_core *core, int32_t worker, int64_t *stride);
+
 /* At least the number of tasks, which is the most workers that can have something to do; and the
  * numbers that the parts of the keys leave behind. False if they overflow. G and d do not count. */
 bool mha_attention_task_limit(const mha_cut_sizes *sizes, int64_t *tasks);

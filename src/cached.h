@@ -11,10 +11,10 @@ typedef struct mha_cached {
   const int64_t *highest;     /* [n_entries] the longest that each ever was, since its last reset */
   const int64_t *entries;     /* [B] entry of each batch entry, or NULL = b */
   const int64_t *new_lengths; /* [B] rows of the call that are tokens, or NULL = all */
-  int64_t new_rows;           /* rows that the call brings to each entry; 0 = attend only */
-  bool append;                /* lengths grow by the new rows */
-  int64_t capacity;           /* rows of an entry */
-  bool ring;                  /* token t is in row t mod capacity, otherwise in row t */
+  int64_t new_rows; /* rows of each entry that the call brings, or queries if it only attends */
+  bool append;      /* lengths grow by the new rows */
+  int64_t capacity; /* rows of an entry */
+  bool ring;        /* token t is in row t mod capacity, otherwise in row t */
 } mha_cached;
 
 /* The cache's entry that batch entry b uses. */

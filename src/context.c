@@ -224,7 +224,8 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   s->G = s->H; /* scratch depends on neither */
   s->d = s->dv;
   s->packed = shape.packed != 0;
-  size->key_rows = shape.cached ? mha_gathered_rows(s->B, s->Lq) : s->span;
+  /* a call may bring more rows of its own than queries */
+  size->key_rows = shape.cached ? mha_gathered_rows(s->B, INT64_MAX) : s->span;
   return MHA_OK;
 }
 

@@ -42,13 +42,25 @@ const char *mha_status_name(mha_status status) {
   return "unknown status";
 }
 
+/* A text of n bytes that was cut there may end within a UTF-8 sequence, whose later bytes are
+ * 10xxxxxx and whose first tells their number. */
+static void cut_between_characters(char *text, size_t n) {
+  size_t begin = n;
+  while (begin > 0 && ((unsigned char)text[begin - 1] & 0xC0U) == 0x80U)
+    begin--;
+  if (begin > 0 && (unsigned char)text[begin - 1] >= 0xC0U)
+    text[begin - 1] = '\0';
+}
+
 mha_status mha_fail(mha_error *error, mha_status status, const char *format, ...) {
   if (error) {
     va_list arguments;
     va_start(arguments, format);
     error->status = status;
-    (void)vsnprintf(error->message, sizeof error->message, format, arguments);
+    const int length = vsnprintf(error->message, sizeof error->message, format, arguments);
     va_end(arguments);
+    if (length >= (int)sizeof error->message)
+      cut_between_characters(error->message, sizeof error->message - 1);
   }
   return status;
 }

@@ -62,7 +62,8 @@ static mha_status read_cache(mha_layer_call *c, mha_error *error) {
     status = mha_cache_ranges(a->cache, c->append, &c->call.ranges, error);
   if (status)
     return status;
-  if (counts_all(a->new_lengths, a->batch, call.rows))
+  /* no padding: the rows of all entries may then go through one product */
+  if (call.rows >= a->query_length && counts_all(a->new_lengths, a->batch, call.rows))
     c->cached.new_lengths = NULL;
   v->cached = &c->cached;
   v->Lk = 0;
@@ -272,6 +273,20 @@ static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error
 
 /* ---- the call ---- */
 
+/* Nothing is attended to: rules do not matter, but lengths are the cache's, and there are no
+ * results. */
+static mha_status check_append_rules(mha_attention *rules, mha_error *error) {
+  const mha_status status = mha_visibility_refuse_with_cache(rules, error);
+  if (!status && (rules->weights || rules->average || rules->log_sum_exp))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "attention.%s is given with MHA_CACHE_APPEND; rule: nothing is attended to",
+                    rules->weights   ? "weights"
+                    : rules->average ? "average"
+                                     : "log_sum_exp");
+  MHA_INIT(rules);
+  return status;
+}
+
 /* The arguments as they are, before anything of them is followed. */
 static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mha_attention *rules,
                             mha_error *error) {
@@ -280,8 +295,9 @@ static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mh
   if (!status)
     status = check_cache_args(a, error);
   if (!status)
-    status =
-        mha_call_read_rules(rules, a->cache_mode == MHA_CACHE_APPEND ? NULL : a->attention, error);
+    status = mha_call_read_rules(rules, a->attention, error);
+  if (!status && a->cache_mode == MHA_CACHE_APPEND)
+    status = check_append_rules(rules, error);
   if (!status)
     status = check_sizes(a, error);
   c->append = a->cache_mode != MHA_CACHE_ATTEND;

@@ -201,8 +201,7 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   mha_block *q = &t.block;
   q->i = index % o->tiles * core->cut.queries;
   q->n = mha_min(v->Lq - q->i, core->cut.queries);
-  q->scores = (float *)(void *)(core->scratch + (size_t)worker * core->scratch_bytes);
-  q->score_stride = mha_min(mha_key_span(v), core->cut.tile_keys);
+  q->scores = mha_attention_scores(core, worker, &q->score_stride);
   t.live = mha_min(mha_query_count(v, q->b) - q->i, q->n);
   delivery average = {NULL, true};
   if (results->average)

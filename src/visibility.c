@@ -65,7 +65,7 @@ static mha_status refuse_with_packed(const mha_attention *rules, mha_error *erro
                 "query_starts; rule: not with packed input", error);
 }
 
-static mha_status refuse_with_cache(const mha_attention *rules, mha_error *error) {
+mha_status mha_visibility_refuse_with_cache(const mha_attention *rules, mha_error *error) {
   const exclusion excluded[] = {{rules->query_starts, "query_starts"},
                                 {rules->key_starts, "key_starts"},
                                 {rules->query_lengths, "query_lengths"},
@@ -199,7 +199,7 @@ mha_status mha_visibility_init(mha_visibility *v, const mha_attention *rules, bo
                                mha_error *error) {
   mha_status status = init_alignment(v, rules, error);
   if (!status && v->cached) {
-    status = refuse_with_cache(rules, error);
+    status = mha_visibility_refuse_with_cache(rules, error);
     if (!status)
       status = check_present(v, error);
   } else if (!status && (rules->query_starts || rules->key_starts)) {

@@ -54,6 +54,9 @@ typedef struct mha_visibility {
 mha_status mha_visibility_init(mha_visibility *visibility, const mha_attention *rules,
                                bool key_is_query, mha_error *error);
 
+/* Lengths and packed input do not go together with a cache. */
+mha_status mha_visibility_refuse_with_cache(const mha_attention *rules, mha_error *error);
+
 /* Adds the arrays that the rules read to the ranges that no output may overlap. */
 mha_status mha_visibility_ranges(const mha_visibility *visibility, const mha_attention *rules,
                                  mha_address_ranges *ranges, mha_error *error);

@@ -1720,6 +1720,137 @@ static void a_very_long_sequence(void **state) {
   close_run();
 }
 
+/* ---- Calls with a key of their own ----------------------------------------------------------- */
+
+/* A layer without matrices: one head of 4, Q = query, K = key, V = value. */
+typedef struct plain_layer {
+  test_allocator allocator;
+  mha_weights *weights;
+  mha_context *context;
+  mha_cache *cache;
+  float query[2 * 20 * 4], key[2 * 20 * 4], output[2 * 20 * 4];
+} plain_layer;
+
+static plain_layer plain;
+
+static void open_plain(void) {
+  mha_config config;
+  mha_matrices matrices;
+  mha_context_options options;
+  mha_cache_options o;
+  memset(&plain, 0, sizeof plain);
+  test_allocator_init(&plain.allocator);
+  mha_config_init(&config, 4, 1);
+  MHA_INIT(&matrices);
+  MHA_INIT(&options);
+  options.n_threads = 1;
+  options.allocator = &plain.allocator.mha;
+  MHA_INIT(&o);
+  o.n_entries = 2;
+  o.capacity = 64;
+  o.n_kv_heads = 1;
+  o.head_size = 4;
+  test_expect(mha_weights_create(&config, &matrices, &plain.weights, NULL), MHA_OK, NULL);
+  test_expect(mha_context_create(&options, &plain.context, NULL), MHA_OK, NULL);
+  test_expect(mha_cache_create(&o, &plain.cache, NULL), MHA_OK, NULL);
+  for (size_t i = 0; i < COUNT(plain.query); i++)
+    plain.query[i] = plain.key[i] = 1.0F;
+}
+
+static void close_plain(void) {
+  mha_cache_destroy(plain.cache);
+  mha_context_destroy(plain.context);
+  mha_weights_destroy(plain.weights);
+  test_allocator_check(&plain.allocator);
+}
+
+static mha_forward_args plain_args(int64_t queries, int64_t keys) {
+  mha_forward_args args;
+  MHA_INIT(&args);
+  args.batch = 2;
+  args.query_length = queries;
+  args.query = plain.query;
+  args.key_length = keys;
+  args.key = plain.key;
+  args.output = plain.output;
+  args.cache = plain.cache;
+  return args;
+}
+
+/* Rows of queries behind new_lengths[b] see no key, also where no entry has padding among its keys.
+ */
+static void counts_hold_for_queries_too(void **state) {
+  const int64_t counts[][2] = {{2, 2}, {2, 1}, {1, 2}};
+  (void)state;
+  for (size_t k = 0; k < COUNT(counts); k++) {
+    open_plain();
+    mha_forward_args args = plain_args(5, 2);
+    args.new_lengths = counts[k];
+    test_expect(mha_forward(plain.context, plain.weights, &args, NULL), MHA_OK, NULL);
+    for (int64_t b = 0; b < 2; b++)
+      for (int64_t i = 0; i < 5; i++)
+        assert_true(plain.output[(b * 5 + i) * 4] == (i < counts[k][b] ? 1.0F : 0.0F));
+    close_plain();
+  }
+}
+
+/* What the cache knows itself, and results that nobody computes. */
+static void what_append_only_refuses(void **state) {
+  const int64_t lengths[3] = {0, 4, 10};
+  float sink[200];
+  (void)state;
+  open_plain();
+  for (int k = 0; k < 5; k++) {
+    mha_attention rules;
+    mha_error error;
+    int64_t length = -1;
+    mha_forward_args args = plain_args(0, 10);
+    MHA_INIT(&rules);
+    args.cache_mode = MHA_CACHE_APPEND;
+    args.attention = &rules;
+    if (k == 0)
+      rules.query_starts = rules.key_starts = lengths;
+    if (k == 1)
+      rules.key_lengths = lengths + 1;
+    if (k == 2)
+      rules.weights = sink;
+    if (k == 3)
+      rules.log_sum_exp = sink;
+    if (k == 4)
+      rules.struct_size = 3;
+    test_expect(mha_forward(plain.context, plain.weights, &args, &error),
+                k < 2   ? MHA_ERROR_UNSUPPORTED
+                : k < 4 ? MHA_ERROR_VALUE
+                        : MHA_ERROR_STRUCT_SIZE,
+                &error);
+    test_expect(mha_cache_length(plain.cache, 0, &length, NULL), MHA_OK, NULL);
+    assert_int_equal(length, 0);
+  }
+  close_plain();
+}
+
+/* More rows of key than queries. */
+static void new_keys_take_no_memory(void **state) {
+  (void)state;
+  for (int64_t keys = 1; keys <= 20; keys++)
+    for (int mode = 0; mode < 2; mode++) {
+      mha_shape shape;
+      open_plain();
+      MHA_INIT(&shape);
+      shape.batch = 2;
+      shape.query_length = 1;
+      shape.key_length = 64;
+      shape.cached = 1;
+      test_expect(mha_context_reserve(plain.context, plain.weights, &shape, NULL), MHA_OK, NULL);
+      const int64_t calls = plain.allocator.calls;
+      mha_forward_args args = plain_args(1, keys);
+      args.cache_mode = mode ? MHA_CACHE_APPEND : MHA_CACHE_APPEND_ATTEND;
+      test_expect(mha_forward(plain.context, plain.weights, &args, NULL), MHA_OK, NULL);
+      assert_int_equal(plain.allocator.calls, calls);
+      close_plain();
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_mask_in_every_schedule),
@@ -1749,6 +1880,9 @@ int main(void) {
       cmocka_unit_test(no_step_takes_memory),
       cmocka_unit_test(no_length_takes_memory),
       cmocka_unit_test(a_very_long_sequence),
+      cmocka_unit_test(counts_hold_for_queries_too),
+      cmocka_unit_test(what_append_only_refuses),
+      cmocka_unit_test(new_keys_take_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,12 +39,28 @@ static mha_status check_types(const mha_layer_names *layer, const char *path, mh
   return MHA_OK;
 }
 
-static mha_layout plan_block(const mha_layer_names *layer) {
+/* Whether a tensor's numbers are used where they lie. What was read into memory is not kept for a
+ * layer that is a small part of it. */
+static bool is_borrowed(const mha_file_tensor *tensor, bool in_place) {
+  return in_place && mha_tensor_is_usable(tensor);
+}
+
+static bool is_worth_keeping(const mha_file_tensors *tensors, const mha_layer_names *layer) {
+  size_t all = 0;
+  size_t used = 0;
+  for (int64_t i = 0; i < tensors->n; i++)
+    all += tensors->items[i].bytes;
+  for (int part = 0; part < MHA_N_PARTS; part++)
+    used += layer->parts[part] ? layer->parts[part]->bytes : 0;
+  return used >= all / 2;
+}
+
+static mha_layout plan_block(const mha_layer_names *layer, bool in_place) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(loaded), 1, 1, 1);
   for (int part = 0; part < MHA_N_PARTS; part++) {
     const mha_file_tensor *tensor = layer->parts[part];
-    if (tensor && !mha_tensor_is_usable(tensor))
+    if (tensor && !is_borrowed(tensor, in_place))
       (void)mha_layout_add(&layout, sizeof(float), tensor->n_elements, 1, 1);
   }
   return layout;
@@ -52,7 +68,7 @@ static mha_layout plan_block(const mha_layer_names *layer) {
 
 /* Points `numbers` at each part's float32 numbers, in the file or in the block. Returns whether
  * some are in the file. */
-static bool collect_numbers(const mha_layer_names *layer, char *block,
+static bool collect_numbers(const mha_layer_names *layer, bool in_place, char *block,
                             const float *numbers[MHA_N_PARTS]) {
   bool in_file = false;
   mha_layout layout = {0};
@@ -62,7 +78,7 @@ static bool collect_numbers(const mha_layer_names *layer, char *block,
     numbers[part] = NULL;
     if (!tensor)
       continue;
-    if (mha_tensor_is_usable(tensor)) {
+    if (is_borrowed(tensor, in_place)) {
       numbers[part] = (const float *)(const void *)tensor->data;
       in_file = true;
       continue;
@@ -124,9 +140,10 @@ static void point_to_numbers(const mha_config *c, int32_t orientation,
 /* ---- The layer ------------------------------------------------------------------------------- */
 
 /* Takes over `tensors` whatever the outcome. */
-static mha_status make_layer(const mha_config *config, const mha_layer_names *layer,
+static mha_status make_layer(const mha_config *config, const mha_layer_names *layer, bool in_memory,
                              mha_file_tensors *tensors, mha_weights **weights, mha_error *error) {
-  const mha_layout plan = plan_block(layer);
+  const bool in_place = !in_memory || is_worth_keeping(tensors, layer);
+  const mha_layout plan = plan_block(layer, in_place);
   const mha_allocator allocator = mha_memory_allocator(config->allocator);
   const float *numbers[MHA_N_PARTS];
   mha_matrices matrices;
@@ -140,7 +157,7 @@ static mha_status make_layer(const mha_config *config, const mha_layer_names *la
                           "the converted numbers need %zu bytes; rule: they must be there",
                           plan.bytes);
   }
-  const bool in_file = collect_numbers(layer, (char *)block, numbers);
+  const bool in_file = collect_numbers(layer, in_place, (char *)block, numbers);
   point_to_numbers(config, layer->orientation, numbers, &matrices);
   if (!in_file)
     mha_tensors_close(tensors);
@@ -164,7 +181,7 @@ static mha_status load(mha_config *config, const char *path, const char *prefix,
   if (!status)
     status = mha_sizes_derive(&layer, path, config, error);
   if (!status)
-    return make_layer(config, &layer, &tensors, weights, error);
+    return make_layer(config, &layer, read_into_memory, &tensors, weights, error);
   mha_tensors_close(&tensors);
   return status;
 }

@@ -202,10 +202,13 @@ static mha_status scan_shape(scanner *s, mha_npy_header *header) {
     int64_t dimension = 0;
     if (!comma || s->at == s->end)
       return expect(s, ')', "a tuple has commas between its elements and ends with ')'");
-    if (header->rank == MHA_NPY_MAX_RANK)
+    if (header->rank == MHA_NPY_MAX_RANK) {
+      (void)snprintf(header->descr, sizeof header->descr, "more than %d dimensions",
+                     MHA_NPY_MAX_RANK);
       return mha_fail(s->error, MHA_ERROR_UNSUPPORTED,
                       "%s has more than %d dimensions at byte %zu; rule: at most %d are loaded",
                       s->name, MHA_NPY_MAX_RANK, s->at, MHA_NPY_MAX_RANK);
+    }
     status = scan_dimension(s, &dimension);
     header->shape[header->rank++] = dimension;
     empty = empty || dimension == 0;

@@ -30,7 +30,7 @@ typedef enum mha_npy_type {
 } mha_npy_type;
 
 typedef struct mha_npy_header {
-  char descr[MHA_NPY_DESCR_BYTES]; /* the type as the file spells it, cut, or "structured" */
+  char descr[MHA_NPY_DESCR_BYTES]; /* the type as the file spells it, cut; or what is not loaded */
   mha_npy_type type;
   bool big_endian;
   bool column_major;

@@ -45,20 +45,29 @@ static size_t folder_bytes(const mha_output *output) {
   return slash ? (size_t)(slash - output->target) + 1 : 0;
 }
 
+/* The failure of a system call; the temporary file goes. */
+static mha_status fail_and_discard(mha_output *output, const char *what, int number,
+                                   mha_error *error) {
+  mha_output_discard(output);
+  return mha_fail_system(output->target, what, number, error);
+}
+
 /* In the target's folder: renaming works within one file system only. */
 static mha_status create_temporary(mha_output *output, int permissions, mha_error *error) {
   const int folder = (int)folder_bytes(output);
   for (int attempt = 0; attempt < 1000; attempt++) {
     (void)snprintf(output->temporary, sizeof output->temporary, "%.*s.mha-%ld-%d.tmp", folder,
                    output->target, (long)getpid(), attempt);
-    output->file = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (output->file >= 0) {
-      if (permissions != NO_PERMISSIONS)
-        (void)fchmod(output->file, (mode_t)permissions);
-      return MHA_OK;
-    }
-    if (errno != EEXIST)
+    /* not even for a moment readable by those who may not read the target */
+    output->file = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                        permissions == NO_PERMISSIONS ? 0666 : 0600);
+    if (output->file < 0 && errno == EEXIST)
+      continue;
+    if (output->file < 0)
       break;
+    if (permissions == NO_PERMISSIONS || fchmod(output->file, (mode_t)permissions) == 0)
+      return MHA_OK;
+    return fail_and_discard(output, "written", errno, error);
   }
   output->temporary[0] = '\0';
   return mha_fail_system(output->target, "written", errno, error);
@@ -72,13 +81,6 @@ mha_status mha_output_open(const char *path, mha_output *output, mha_error *erro
   if (!status)
     status = create_temporary(output, permissions, error);
   return status ? status : mha_succeed(error);
-}
-
-/* The failure of a system call; the temporary file goes. */
-static mha_status fail_and_discard(mha_output *output, const char *what, int number,
-                                   mha_error *error) {
-  mha_output_discard(output);
-  return mha_fail_system(output->target, what, number, error);
 }
 
 mha_status mha_output_write(mha_output *output, const void *data, size_t bytes, mha_error *error) {

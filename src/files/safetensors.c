@@ -106,8 +106,16 @@ static mha_status find_header(source *s, const unsigned char *bytes, size_t n_by
   return MHA_OK;
 }
 
-/* Deepest is the shape of a tensor: {name: {"shape": [...]}}. */
-enum { DEEPEST_BRACKET = 3, MOST_COMMAS_IN_ARRAY = 63 };
+/* More than any file of weights has: dimensions of a shape, which is the deepest bracket,
+ * {name: {"shape": [...]}}; members of the metadata; tensors; and commas in all, some seven for
+ * each tensor. */
+enum {
+  DEEPEST_BRACKET = 3,
+  MOST_ELEMENTS = 64,
+  MOST_MEMBERS = 65536,
+  MOST_TENSORS = 262144,
+  MOST_COMMAS = 8 * MOST_TENSORS
+};
 
 /* The end of the string that begins at text[at], or n. */
 static size_t skip_string(const char *text, size_t n, size_t at) {
@@ -116,28 +124,43 @@ static size_t skip_string(const char *text, size_t n, size_t at) {
   return at < n ? at : n;
 }
 
-/* A tree takes many times the bytes of its text, most of all where brackets or numbers follow each
- * other. No header has many of either, so that a hostile one is refused before it is parsed. */
+/* What stands between brackets, one within the other. */
+typedef struct outline {
+  char open[DEEPEST_BRACKET + 1]; /* by depth; 0 = outside */
+  int commas[DEEPEST_BRACKET + 1];
+  int depth;
+  int all_commas;
+} outline;
+
+static int most_parts(const outline *o) {
+  if (o->open[o->depth] == '[')
+    return MOST_ELEMENTS;
+  return o->depth == 1 ? MOST_TENSORS : MOST_MEMBERS;
+}
+
+/* A tree takes many times the bytes of its text. Brackets and commas are counted before it is made,
+ * so that what a hostile header costs is bounded by what a large honest one does. */
 static mha_status check_outline(const source *s, const char *text, size_t n) {
-  char open[DEEPEST_BRACKET + 1] = {0}; /* by depth; 0 = none */
-  int depth = 0;
-  int commas = 0;
+  static const char rule[] = "no file of weights has as many";
+  outline o = {.depth = 0};
   for (size_t at = 0; at < n; at++) {
     const char c = text[at];
     if (c == '"') {
       at = skip_string(text, n, at);
     } else if (c == '{' || c == '[') {
-      if (depth == DEEPEST_BRACKET)
-        return refuse(s, "brackets nest three deep", "a bracket %d deep at byte %zu", depth + 1,
+      if (o.depth == DEEPEST_BRACKET)
+        return refuse(s, "brackets nest three deep", "a bracket %d deep at byte %zu", o.depth + 1,
                       LENGTH_BYTES + at);
-      open[++depth] = c;
-      commas = 0;
-    } else if ((c == '}' || c == ']') && depth > 0) {
-      depth--;
-    } else if (c == ',' && open[depth] == '[' && ++commas > MOST_COMMAS_IN_ARRAY) {
-      return refuse(s, "no tensor has as many dimensions",
-                    "an array of more than %d elements at byte %zu", MOST_COMMAS_IN_ARRAY,
-                    LENGTH_BYTES + at);
+      o.open[++o.depth] = c;
+      o.commas[o.depth] = 0;
+    } else if ((c == '}' || c == ']') && o.depth > 0) {
+      o.depth--;
+    } else if (c == ',' && o.depth > 0) {
+      if (++o.commas[o.depth] >= most_parts(&o))
+        return refuse(s, rule, "more than %d parts between brackets at byte %zu", most_parts(&o),
+                      LENGTH_BYTES + at);
+      if (++o.all_commas > MOST_COMMAS)
+        return refuse(s, rule, "more than %d commas at byte %zu", MOST_COMMAS, LENGTH_BYTES + at);
     }
   }
   return MHA_OK;
@@ -183,9 +206,11 @@ static mha_status check_metadata(const source *s, json_t *metadata) {
   json_t *value = NULL;
   if (!json_is_object(metadata))
     return refuse(s, rule, "__metadata__ is no object");
-  json_object_foreach(metadata, key, value) if (!json_is_string(value)) return refuse(
-      s, rule, "the value of \"%s\" in __metadata__ is no string",
-      mha_shown_text(key, strlen(key), shown));
+  json_object_foreach(metadata, key, value) {
+    if (!json_is_string(value))
+      return refuse(s, rule, "the value of \"%s\" in __metadata__ is no string",
+                    mha_shown_text(key, strlen(key), shown));
+  }
   return MHA_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "../error.h"
 #include "../memory.h"
 #include "path.h"
+#include "text.h"
 
 #include <string.h>
 
@@ -262,12 +263,15 @@ static mha_status check_packed_inputs(const mha_layer_names *layer, const char *
  * same. A length that is neither is found by check_shape. */
 static mha_status derive_norm(const mha_layer_names *layer, const char *path, const inner_widths *w,
                               mha_config *c, mha_error *error) {
+  char prefix[MHA_SHOWN_BYTES];
   const mha_file_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
   if (!tensor && c->norm != MHA_NORM_NONE)
     return mha_fail(error, MHA_ERROR_WEIGHTS,
-                    "%s lacks %.*sq_norm.weight, with config.norm = %d; rule: a norm has its "
+                    "%s lacks %sq_norm.weight, with config.norm = %d; rule: a norm has its "
                     "weights in the file",
-                    mha_shown_path(path), layer->prefix_bytes, layer->prefix, (int)c->norm);
+                    mha_shown_path(path),
+                    mha_shown_text(layer->prefix, (size_t)layer->prefix_bytes, prefix),
+                    (int)c->norm);
   if (!tensor)
     return MHA_OK;
   if (c->norm == MHA_NORM_NONE)
