@@ -57,7 +57,7 @@ static bool is_evenly_spaced(const mha_rows_shape *shape) {
 static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row_panels) {
   const int64_t columns = w->out;
   if (rows == 1 && w->matrix && w->out_stride == 1)
-    return mha_min(columns, 2 * MHA_PANEL_COLUMNS);
+    return mha_min(columns, INT64_C(2) * MHA_PANEL_COLUMNS);
   const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
   const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
   return mha_min(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);

@@ -862,3 +862,9 @@ void test_core_run(test_core *core) {
   mha_error error;
   test_expect(test_core_try(core, &error), MHA_OK, &error);
 }
+
+bool test_blas_is_serial(void) {
+  char info[1024];
+  (void)mha_build_info(info, sizeof info);
+  return strstr(info, "blas_threading: serial") != NULL;
+}

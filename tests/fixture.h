@@ -185,4 +185,7 @@ void test_core_run(test_core *core);
 bool test_sees(const test_fixture *fixture, const oracle_result *result, int64_t b, int64_t h,
                int64_t i, int64_t j);
 
+/* OpenBLAS's serial flavour, which two threads must not enter: the library then uses one. */
+bool test_blas_is_serial(void);
+
 #endif

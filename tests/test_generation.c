@@ -897,7 +897,7 @@ static void a_caller_s_loop_changes_no_bit(void **state) {
         both[own].decode[i] = advance_for_bits(n, NULL);
       close_run();
     }
-    assert_true(calls > 0);
+    assert_true(calls > 0 || test_blas_is_serial());
     same_decode(&both[0], &both[1], 2, n, 7);
     free_bits(&both[0]);
     free_bits(&both[1]);

@@ -475,13 +475,6 @@ static void pool_for(void *user, int64_t n, mha_task *task, void *argument) {
     (void)pthread_join(items[i].thread, NULL);
 }
 
-/* OpenBLAS's serial flavour, which two threads must not enter. */
-static bool blas_is_serial(void) {
-  char info[1024];
-  (void)mha_build_info(info, sizeof info);
-  return strstr(info, "blas_threading: serial") != NULL;
-}
-
 static void the_callers_pool_gives_the_same_bits(void **state) {
   (void)state;
   for (int which = 0; which < SHAPES; which++) {
@@ -507,7 +500,7 @@ static void the_callers_pool_gives_the_same_bits(void **state) {
       call(context, weights);
       expect_bits_of(output, probabilities, lse);
       assert_true(p.largest_n <= 5);
-      if (blas_is_serial())
+      if (test_blas_is_serial())
         assert_int_equal(p.loops, 0); /* no second thread may enter it */
       else
         assert_true(test_small() || (p.loops > 0 && p.largest_n >= 2)); /* else not worth it */
