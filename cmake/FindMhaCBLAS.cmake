@@ -5,8 +5,8 @@
 #   MHA_BLAS_INCLUDE_DIR  the folder of cblas.h; given together they are taken as they are
 #
 # Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR (empty for libraries that were given), MhaCBLAS_LIBRARIES
-# and, on failure, MhaCBLAS_NOT_FOUND_MESSAGE. Used by the build, and installed for those who link the
-# static library.
+# and, on failure, MhaCBLAS_NOT_FOUND_MESSAGE. Used by the build, and installed for those who link
+# the static library.
 #
 # CMake's own FindBLAS is left alone: it asks for Fortran's sgemm_, knows no header, listens to the
 # environment, and would share the target BLAS::BLAS with whoever else looks for a BLAS.
@@ -25,10 +25,11 @@ if(NOT DEFINED MHA_BLAS_INCLUDE_DIR)
   set(MHA_BLAS_INCLUDE_DIR "" CACHE PATH "Folder of cblas.h that goes with MHA_BLAS_LIBRARIES")
 endif()
 
-# Compiles `body` as the main function of a program, and links it if there are libraries; `result`
-# is TRUE or FALSE.
+# Compiles `body` as the main function of a program in C11 without extensions and with the caller's
+# `definitions`, and links it if there are libraries; `result` is TRUE or FALSE. A header of the
+# system comes first, as it will in libmha: it decides what later ones see of POSIX.
 function(mha_blas_try result header_dir libraries body)
-  set(source "#include <cblas.h>\nint main(void)\n{\n${body}\n}\n")
+  set(source "#include <stdint.h>\n#include <cblas.h>\nint main(void)\n{\n${body}\n}\n")
   if(NOT libraries)
     set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
   endif()
@@ -37,13 +38,15 @@ function(mha_blas_try result header_dir libraries body)
     MHA_BLAS_PROBE SOURCE_FROM_VAR probe.c source
     CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${header_dir}"
     COMPILE_DEFINITIONS -Werror=incompatible-pointer-types -Werror=implicit-function-declaration
-    LINK_LIBRARIES ${libraries} C_STANDARD 11 C_STANDARD_REQUIRED ON)
+                        ${definitions}
+    LINK_LIBRARIES ${libraries} C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
   set(${result} ${MHA_BLAS_PROBE} PARENT_SCOPE)
   unset(MHA_BLAS_PROBE CACHE)
 endfunction()
 
 # Proves that `libraries` with the cblas.h in `header_dir` have what libmha calls. `fault` receives
-# an empty string or a clause that tells what is wrong with them.
+# an empty string or a clause that tells what is wrong with them. Sets `definitions` in the caller:
+# options without which the header does not compile.
 function(mha_blas_fault fault header_dir libraries)
   # The suffix is in the file's own name; libopenblas.so may be a link to another flavour.
   foreach(library IN LISTS libraries)
@@ -59,8 +62,14 @@ function(mha_blas_fault fault header_dir libraries)
     set(${fault} "there is no cblas.h in ${header_dir}" PARENT_SCOPE)
     return()
   endif()
-  mha_blas_try(has_header "${header_dir}" ""
-               "return (int)sizeof(enum CBLAS_ORDER) + (int)sizeof(&cblas_sgemm) == 0;")
+  set(declares "return (int)sizeof(enum CBLAS_ORDER) + (int)sizeof(&cblas_sgemm) == 0;")
+  set(definitions "")
+  mha_blas_try(has_header "${header_dir}" "" "${declares}")
+  if(NOT has_header) # that of BLIS wants types of POSIX, which C11 alone does not have
+    set(definitions -D_POSIX_C_SOURCE=200809L)
+    mha_blas_try(has_header "${header_dir}" "" "${declares}")
+  endif()
+  set(definitions "${definitions}" PARENT_SCOPE)
   if(NOT has_header)
     set(${fault} "cblas.h in ${header_dir} does not compile or does not declare cblas_sgemm"
         PARENT_SCOPE)
@@ -119,7 +128,7 @@ function(mha_blas_locate vendor libraries header_dir)
   set(${header_dir} "${header}" PARENT_SCOPE)
 endfunction()
 
-# Sets vendor, libraries and header_dir in the caller, or `fault` if nothing fits.
+# Sets vendor, libraries, header_dir and definitions in the caller, or `fault` if nothing fits.
 function(mha_blas_choose)
   set(fault "")
   if(MHA_BLAS STREQUAL "auto")
@@ -162,6 +171,7 @@ function(mha_blas_choose)
   set(vendor "${chosen}" PARENT_SCOPE)
   set(libraries "${libraries}" PARENT_SCOPE)
   set(header_dir "${header_dir}" PARENT_SCOPE)
+  set(definitions "${definitions}" PARENT_SCOPE)
   set(fault "${fault}" PARENT_SCOPE)
 endfunction()
 
@@ -190,7 +200,8 @@ function(mha_blas_find)
     add_library(mha::cblas INTERFACE IMPORTED)
     set_target_properties(
       mha::cblas PROPERTIES INTERFACE_LINK_LIBRARIES "${libraries}"
-                            INTERFACE_INCLUDE_DIRECTORIES "${header_dir}")
+                            INTERFACE_INCLUDE_DIRECTORIES "${header_dir}"
+                            INTERFACE_COMPILE_OPTIONS "${definitions}")
     list(JOIN libraries " " text)
     set(told "CBLAS: ${text} with cblas.h in ${header_dir}")
   endif()

@@ -38,8 +38,8 @@ function(mha_jansson_find)
   if(fault)
     set(MhaJansson_FOUND FALSE)
     string(CONCAT MhaJansson_NOT_FOUND_MESSAGE
-           "libmha needs jansson 2.11 or later, but: ${fault}; install it (on Debian: apt-get install "
-           "libjansson-dev) or set MHA_JANSSON_LIBRARY and MHA_JANSSON_INCLUDE_DIR.")
+           "libmha needs jansson 2.11 or later, but: ${fault}; install it (on Debian: apt-get "
+           "install libjansson-dev) or set MHA_JANSSON_LIBRARY and MHA_JANSSON_INCLUDE_DIR.")
     if(MhaJansson_FIND_REQUIRED)
       message(FATAL_ERROR "${MhaJansson_NOT_FOUND_MESSAGE}")
     endif()

@@ -78,4 +78,14 @@ install(FILES ${PROJECT_BINARY_DIR}/mha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/p
 
 if(MHA_BUILD_CLI)
   install(TARGETS mha_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT Tools)
+  if(NOT MHA_DEBIAN) # there it is compressed
+    install(FILES docs/mha.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT Tools)
+  endif()
+endif()
+
+if(MHA_DEBIAN)
+  include(cmake/debian.cmake)
+elseif(PROJECT_IS_TOP_LEVEL) # cpack writes manifests too, of files that belong to dpkg
+  add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -P
+                                      ${PROJECT_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)
 endif()

@@ -23,12 +23,18 @@ static const char *threading_name(mha_blas_threading kind) {
   return "unknown";
 }
 
+/* A BLAS that was told nothing uses one. */
+static int blas_threads(void) {
+  const int32_t n = mha_blas_thread_count();
+  return n > 0 ? (int)n : 1;
+}
+
 size_t mha_build_info(char *text, size_t bytes) {
   const int length =
       snprintf(text, bytes,
                "version: %s\nblas: %s\nblas_threading: %s\nblas_threads: %d\n"
                "blas_core: %s\ninstruction_set: %s\n",
                MHA_VERSION_STRING, mha_blas_vendor(), threading_name(mha_blas_threading_kind()),
-               (int)mha_blas_thread_count(), mha_blas_core(), mha_row_instruction_set());
+               blas_threads(), mha_blas_core(), mha_row_instruction_set());
   return length > 0 ? (size_t)length : 0;
 }

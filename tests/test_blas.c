@@ -1,10 +1,15 @@
 /* The one interface of all products against plain loops: every pair of orientations, odd sizes, few
- * rows, strides wider than the rows, and what must not be read. */
+ * rows, strides wider than the rows, and what must not be read; and what the library says of its
+ * BLAS. */
+#define _GNU_SOURCE 1 /* RTLD_DEFAULT */
 #include "support.h"
 
 #include "blas.h"
 
+#include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 typedef struct product_case {
   int64_t m, n, k;
@@ -135,6 +140,24 @@ static void the_guard_nests_and_restores(void **state) {
   assert_int_equal(mha_blas_thread_count(), before);
 }
 
+/* The vendor's own words where it has some: asked here past the library's references to them. */
+static void the_vendor_is_named_with_its_version(void **state) {
+  (void)state;
+  char *(*version)(void) = NULL;
+  *(void **)&version = dlsym(RTLD_DEFAULT, "openblas_get_config");
+  const char *name = "";
+  if (!version) {
+    *(void **)&version = dlsym(RTLD_DEFAULT, "bli_info_get_version_str");
+    name = "BLIS ";
+  }
+  char expected[256] = "CBLAS of unknown vendor";
+  if (version)
+    (void)snprintf(expected, sizeof expected, "%s%s", name, version());
+  assert_string_equal(mha_blas_vendor(), expected);
+  assert_ptr_equal(mha_blas_vendor(), mha_blas_vendor());
+  assert_int_equal(strcmp(mha_blas_core(), "unknown") != 0, version != NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(all_orientations_and_odd_sizes),
@@ -142,6 +165,7 @@ int main(void) {
       cmocka_unit_test(beta_zero_never_reads_the_result),
       cmocka_unit_test(sizes_beyond_the_integer_are_refused),
       cmocka_unit_test(the_guard_nests_and_restores),
+      cmocka_unit_test(the_vendor_is_named_with_its_version),
   };
   return cmocka_run_group_tests_name("blas", tests, NULL, NULL);
 }

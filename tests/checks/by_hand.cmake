@@ -5,8 +5,8 @@ file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 file(GLOB sources ${SOURCE}/src/*.c ${SOURCE}/src/files/*.c)
 run(ignored ${C_COMPILER} -std=c11 -O2 -fopenmp -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
-    -I${BLAS_INCLUDE_DIR} -I${JANSSON_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so ${BLAS_LIBRARIES}
-    ${JANSSON_LIBRARY} -lm)
+    ${BLAS_OPTIONS} -I${BLAS_INCLUDE_DIR} -I${JANSSON_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so
+    ${BLAS_LIBRARIES} ${JANSSON_LIBRARY} -lm)
 run(ignored ${C_COMPILER} -std=c11 -I${SOURCE}/include ${CONSUMER}/consumer.c -o ${WORK}/consumer
     -L${WORK} -lmha -lm)
 run(numbers ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${WORK} ${WORK}/consumer)

@@ -48,3 +48,14 @@ endforeach()
 
 run(text ${configure} "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}"
     -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR})
+
+# A header that wants POSIX, as that of BLIS does, is compiled with it.
+file(WRITE ${WORK}/posix/cblas.h "#include <pthread.h>
+typedef pthread_barrier_t cblas_barrier;
+#include \"${BLAS_INCLUDE_DIR}/cblas.h\"\n")
+run(text ${configure} "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}"
+    -DMHA_BLAS_INCLUDE_DIR=${WORK}/posix -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
+file(STRINGS ${WORK}/build/compile_commands.json lines REGEX "\"command\".*src/blas\\.c")
+if(NOT lines MATCHES "-D_POSIX_C_SOURCE")
+  fail("blas.c is compiled without POSIX:\n${lines}")
+endif()

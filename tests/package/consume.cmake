@@ -16,8 +16,8 @@ set(ENV{CMAKE_PREFIX_PATH} "")
 if(HOW STREQUAL "static")
   set(target mha::mha_static)
   set(options -DCONSUMER_COMPONENTS=static)
-elseif(HOW STREQUAL "static_only")
-  set(prefix ${WORK}/static-only)
+elseif(HOW MATCHES "^static_(only|build)$")
+  set(prefix ${WORK}/static-${CMAKE_MATCH_1})
 elseif(HOW STREQUAL "without_blas")
   # Who links the shared library needs neither BLAS nor jansson nor OpenMP to be installed for
   # development.

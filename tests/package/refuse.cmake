@@ -16,7 +16,8 @@ foreach(version IN ITEMS ${CMAKE_MATCH_1}.${next_minor} ${next_major}.0 0.0)
   refused("compatible with requested version \"${version}\"" -DCONSUMER_LANGUAGES=C
           -DCONSUMER_VERSION=${version})
 endforeach()
-refused("This installation of mha has no component \"unknown\"." -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=unknown)
+refused("This installation of mha has no component \"unknown\"."
+        -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=unknown)
 # A program in C++ alone may use the shared library, but OpenMP and CBLAS are looked for in C.
 refused("The static library of mha needs CMake 3.25 and the language C"
         -DCONSUMER_LANGUAGES=CXX -DCONSUMER_COMPONENTS=static)
@@ -24,6 +25,6 @@ file(MAKE_DIRECTORY ${WORK}/empty)
 refused("libmha needs a CBLAS with 32-bit integers, but: there is no cblas.h in ${WORK}/empty"
         -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=static
         -DMHA_BLAS_LIBRARIES=m -DMHA_BLAS_INCLUDE_DIR=${WORK}/empty)
-refused("libmha needs jansson 2.11 or later, but: there is no jansson.h in ${WORK}/empty; install it"
+refused("libmha needs jansson 2.11 or later, but: there is no jansson.h in ${WORK}/empty; install"
         -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=static
         -DMHA_JANSSON_INCLUDE_DIR=${WORK}/empty)

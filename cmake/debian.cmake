@@ -1,0 +1,122 @@
+# Debian packages out of the three components: libmha0, libmha-dev and mha-tools, with what Debian's
+# policy wants in each. Included by install.cmake if MHA_DEBIAN is ON, as in the preset deb.
+find_program(MHA_GZIP gzip REQUIRED)
+mark_as_advanced(MHA_GZIP)
+
+set(debian_dir ${PROJECT_BINARY_DIR}/debian)
+set(debian_revision 0upstream1) # less than any revision of Debian's own
+set(debian_version ${PROJECT_VERSION}-${debian_revision})
+set(maintainer "The libmha authors <libmha@example.org>")
+set(package_of_Runtime libmha${MHA_ABI})
+set(package_of_Development libmha-dev)
+set(package_of_Tools mha-tools)
+
+# ---- files that the policy wants ----
+
+# mha_install_compressed(<file> <folder> <name> <component>): as policy wants manuals and
+# changelogs.
+function(mha_install_compressed file folder name component)
+  set(compressed ${debian_dir}/${component}/${name}.gz)
+  execute_process(COMMAND ${MHA_GZIP} -9nc ${file} OUTPUT_FILE ${compressed}
+                  COMMAND_ERROR_IS_FATAL ANY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  install(FILES ${compressed} DESTINATION ${folder} COMPONENT ${component})
+endfunction()
+
+# LICENSE as a paragraph of debian/copyright: one space before each line, a dot for an empty one.
+file(READ LICENSE licence)
+string(REGEX MATCH "Copyright \\(c\\) ([^\n]+)\n+(.*)\n$" ignored "${licence}")
+set(holder "${CMAKE_MATCH_1}")
+string(REGEX REPLACE "\n" "\n " licence " ${CMAKE_MATCH_2}")
+string(REGEX REPLACE "\n \n" "\n .\n" licence "${licence}")
+configure_file(cmake/debian/copyright.in ${debian_dir}/copyright @ONLY)
+string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC) # or SOURCE_DATE_EPOCH
+
+foreach(component IN ITEMS Runtime Development Tools)
+  set(package ${package_of_${component}})
+  set(documents share/doc/${package})
+  configure_file(cmake/debian/changelog.in ${debian_dir}/${component}/changelog @ONLY)
+  mha_install_compressed(${debian_dir}/${component}/changelog ${documents} changelog.Debian
+                         ${component})
+  mha_install_compressed(${PROJECT_SOURCE_DIR}/CHANGELOG.md ${documents} changelog ${component})
+  install(FILES ${debian_dir}/copyright DESTINATION ${documents} COMPONENT ${component})
+endforeach()
+
+mha_install_compressed(${PROJECT_SOURCE_DIR}/docs/mha.1 ${CMAKE_INSTALL_MANDIR}/man1 mha.1 Tools)
+
+# Each symbol with the release that brought it, which is the name of its node in the linker map.
+file(STRINGS cmake/libmha.map lines REGEX "^mha_[0-9.]+ {|^ +mha_[a-z_]+;")
+set(symbols "libmha.so.${MHA_ABI} ${package_of_Runtime} #MINVER#\n")
+string(APPEND symbols "* Build-Depends-Package: ${package_of_Development}\n")
+foreach(line IN LISTS lines)
+  if(line MATCHES "^(mha_([0-9.]+)) {")
+    set(node ${CMAKE_MATCH_1})
+    set(release ${CMAKE_MATCH_2}.0)
+    string(APPEND symbols " ${node}@${node} ${release}\n")
+  elseif(line MATCHES "(mha_[a-z_]+);")
+    string(APPEND symbols " ${CMAKE_MATCH_1}@${node} ${release}\n")
+  endif()
+endforeach()
+file(WRITE ${debian_dir}/symbols "${symbols}")
+file(WRITE ${debian_dir}/shlibs
+     "libmha ${MHA_ABI} ${package_of_Runtime} (>= ${PROJECT_VERSION})\n")
+
+# ---- packages ----
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME mha)
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "") # each package has its own
+set(CPACK_PACKAGE_CONTACT "${maintainer}")
+set(CPACK_STRIP_FILES ON)
+set(CPACK_COMPONENTS_ALL Runtime Development Tools)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
+    OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_RELEASE ${debian_revision})
+set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+set(CPACK_DEBIAN_PACKAGE_SOURCE mha)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+
+set(about "Computes the attention layer of transformers, every matrix product a CBLAS
+call, on any number of threads, in memory that grows with the length alone.
+")
+
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME ${package_of_Runtime})
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
+    "multi-head attention on the CPU - shared library
+${about}
+This package contains the shared library.")
+# CPack would write a postinst and a postrm that call ldconfig, which Debian leaves to a trigger,
+# unless it is given files of these names; those that do not exist it leaves out.
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA
+    ${debian_dir}/shlibs ${debian_dir}/symbols ${PROJECT_SOURCE_DIR}/cmake/debian/triggers
+    ${debian_dir}/none/postinst ${debian_dir}/none/postrm)
+
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME ${package_of_Development})
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "${package_of_Runtime} (= ${debian_version})")
+# Only the static library needs them.
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS "libopenblas-dev, libjansson-dev")
+set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
+    "multi-head attention on the CPU - development files
+${about}
+This package contains the header, the static library and what CMake and
+pkg-config need. Who links the static library needs a BLAS and jansson for
+development as well.")
+
+set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME ${package_of_Tools})
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION math)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "${package_of_Runtime} (>= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION
+    "multi-head attention on the CPU - command
+${about}
+This package contains the command mha, which runs one layer over arrays in
+files and shows each step of an example.")
+
+include(CPack)
