@@ -85,7 +85,7 @@ static void every_rule(void **state) {
     for (size_t at = 0; at < COUNT(sizes); at++)
       for (int64_t Lq = 1; Lq <= 8; Lq += 3)
         for (int stage = 0; stage < 4; stage++) {
-          test_case c = case_of((uint64_t)(stage + (int)at), Lq, sizes[at]);
+          test_case c = case_of((uint64_t)stage + at, Lq, sizes[at]);
           set_rules(&c, rules);
           c.stage = (mha_stage)stage;
           test_check(&c);

@@ -159,7 +159,7 @@ static void every_family_is_found_under_every_prefix(void **state) {
         mha_error error;
         test_note("%s with %s, prefix \"%s\" %s", row->family_name, row->names[MHA_PART_WO], prefix,
                   given ? "given" : "to find");
-        put_words(row, ~0U, NORMS + 1, words);
+        put_words(row, ~0U, &NORMS[1], words);
         make(&list, words, prefix);
         test_expect(mha_names_find(&list.tensors, "m", given ? prefix : NULL, &layer, &error),
                     MHA_OK, &error);
