@@ -400,9 +400,10 @@ typedef struct mha_context_options {
  * Scratch memory and threads; serves any number of layers, one after the other.
  * Thread rule: one caller at a time; a second entry, also from a callback, is MHA_ERROR_BUSY.
  * Two contexts may be used by two threads at once, over the same weights.
- * After fork() a child may go on using a context that was idle; it then runs on one thread, unless
- * the context has a parallel_for. If another thread was inside a call at that moment, the child's
- * BLAS stays at the one thread it was held at.
+ * fork() waits, some milliseconds, until no thread is inside a product. After it a child may go on
+ * using a context that was idle; it then runs on one thread, unless the context has a parallel_for.
+ * If another thread was inside a call at that moment, the child's BLAS stays at the one thread it
+ * was held at.
  */
 typedef struct mha_context mha_context;
 

@@ -267,9 +267,11 @@ int32_t mha_blas_thread_count(void) {
   return n;
 }
 
-void mha_blas_guard_enter(void) {
-  /* for the lock of the products too: a child must not inherit it held */
+void mha_blas_watch_forks(void) {
   (void)pthread_once(&fork_handlers, install_fork_handlers);
+}
+
+void mha_blas_guard_enter(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
   pthread_mutex_lock(&guard.lock);

@@ -67,6 +67,9 @@ int32_t mha_blas_thread_count(void);
 void mha_blas_guard_enter(void);
 void mha_blas_guard_leave(void);
 
+/* Has a child of fork() find the locks in here free. Before the first product. */
+void mha_blas_watch_forks(void);
+
 /* Vendor with version, and the core its kernels are made for; static or the BLAS's own text. */
 const char *mha_blas_vendor(void);
 const char *mha_blas_core(void);

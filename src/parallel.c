@@ -7,6 +7,7 @@
 #include <fenv.h>
 #include <omp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 /* Waking a thread and waiting for it takes as long as some tens of thousands of floating-point
@@ -23,24 +24,64 @@ typedef struct task_queue {
   fenv_t environment; /* the caller's: rounding mode, flush to zero */
 } task_queue;
 
-/* libgomp's pool does not survive fork() and hangs when used again: a child computes alone. */
+/* ---- fork ---- */
+
+/* libgomp's pool does not survive fork() and hangs when used again: a child computes alone. A BLAS
+ * has locks of its own, such as OpenBLAS's around its buffers: a child that inherits one held by a
+ * thread that it has not would wait for ever. So fork() waits until no task runs, and none begins
+ * before it is done. No code of the caller's runs within a task, so that forking from a callback
+ * waits for others alone. */
 static atomic_bool forked;
+static atomic_bool forking;
+static atomic_int running; /* tasks, of all contexts */
+static pthread_mutex_t fork_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) {
+  pthread_mutex_lock(&fork_lock);
+  atomic_store(&forking, true);
+  while (atomic_load(&running) > 0)
+    (void)sched_yield();
+}
+
+static void after_fork_in_parent(void) {
+  atomic_store(&forking, false);
+  pthread_mutex_unlock(&fork_lock);
+}
 
 static void after_fork_in_child(void) {
   atomic_store(&forked, true);
+  after_fork_in_parent();
 }
 
 static void install_fork_handler(void) {
-  (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
+
+static void begin_task(void) {
+  atomic_fetch_add(&running, 1);
+  while (atomic_load(&forking)) {
+    atomic_fetch_sub(&running, 1);
+    while (atomic_load(&forking))
+      (void)sched_yield();
+    atomic_fetch_add(&running, 1);
+  }
+}
+
+static void end_task(void) {
+  atomic_fetch_sub(&running, 1);
+}
+
+/* ---- tasks ---- */
 
 static void take_tasks(task_queue *queue, int32_t worker) {
   for (;;) {
     const int64_t index = atomic_fetch_add(&queue->next, 1);
     if (index >= queue->list->n_tasks)
       return;
+    begin_task();
     const mha_status status = queue->list->work(queue->list->job, index, worker);
+    end_task();
     int none = MHA_OK;
     if (status != MHA_OK)
       (void)atomic_compare_exchange_strong(&queue->failure, &none, (int)status);
@@ -111,6 +152,9 @@ mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *lis
 }
 
 void mha_parallel_watch_forks(void) {
+  /* what comes later runs earlier before a fork: tasks end while they can still have the BLAS's
+   * lock */
+  mha_blas_watch_forks();
   (void)pthread_once(&fork_handler, install_fork_handler);
 }
 

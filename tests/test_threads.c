@@ -691,13 +691,13 @@ typedef struct worker {
   const mha_weights *weights;
   atomic_bool stop;
   atomic_int calls;
+  float output[2 * 200 * 160];
 } worker;
 
 static void *keep_calling(void *user) {
   worker *w = user;
-  static float output[2 * 200 * 160];
   mha_forward_args args = fixture.args;
-  args.output = output;
+  args.output = w->output;
   while (!atomic_load(&w->stop))
     if (mha_forward(w->context, w->weights, &args, NULL) == MHA_OK)
       atomic_fetch_add(&w->calls, 1);
@@ -735,6 +735,44 @@ static void a_child_of_a_busy_parent(void **state) {
   free(expected);
   mha_context_destroy(idle);
   mha_context_destroy(w.context);
+  mha_weights_destroy(weights);
+  test_release(&fixture);
+}
+
+/* A BLAS locks its buffers for a moment in each product: a child must not inherit such a lock held.
+ * The shorter the calls the more often they pass there. */
+static void many_children_of_busy_parents(void **state) {
+  const test_case c = {.seed = 6, .Lq = 64, .H = 4, .d = 16, .source = TEST_SELF};
+  pthread_t threads[2];
+  worker workers[2];
+  (void)state;
+  test_build(&fixture, &c);
+  mha_weights *weights = make_weights();
+  mha_context *idle = make_context(1, 0);
+  call(idle, weights);
+  float *expected = test_gather(&fixture.output);
+  for (int t = 0; t < 2; t++) {
+    workers[t] = (worker){.context = make_context(1, 0), .weights = weights};
+    assert_int_equal(pthread_create(&threads[t], NULL, keep_calling, &workers[t]), 0);
+  }
+  int status = 0;
+  for (int round = 0; round < (test_small() ? 5 : 400) && status == 0; round++) {
+    const pid_t child = fork();
+    if (child == 0)
+      _exit(child_calls(idle, weights, expected));
+    int state_of_child = 0;
+    alarm(60); /* a child that waits for ever would make this program wait too */
+    status = child < 0 || waitpid(child, &state_of_child, 0) != child ? -3 : state_of_child;
+    alarm(0);
+  }
+  for (int t = 0; t < 2; t++) {
+    atomic_store(&workers[t].stop, true);
+    assert_int_equal(pthread_join(threads[t], NULL), 0);
+    mha_context_destroy(workers[t].context);
+  }
+  assert_int_equal(status, 0);
+  free(expected);
+  mha_context_destroy(idle);
   mha_weights_destroy(weights);
   test_release(&fixture);
 }
@@ -780,6 +818,7 @@ int main(void) {
       cmocka_unit_test(b45_the_count_is_restored_after_errors),
       cmocka_unit_test(b46_a_child_computes_too),
       cmocka_unit_test(a_child_of_a_busy_parent),
+      cmocka_unit_test(many_children_of_busy_parents),
       cmocka_unit_test(references_are_counted_from_any_thread),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
