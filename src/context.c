@@ -121,7 +121,7 @@ mha_status mha_context_trace(mha_context *context, mha_trace_function *function,
 /* Offsets of the workspace's arrays; the order is that of the struct. */
 typedef struct plan {
   mha_layout layout;
-  size_t q, k, v, concat, row_max, row_sum, parts, workers, worker_bytes;
+  size_t q, k, v, concat, partial, row_max, row_sum, parts, workers, worker_bytes;
 } plan;
 
 static size_t add_rows(mha_layout *layout, const mha_projection *projection, int64_t B, int64_t L) {
@@ -140,6 +140,10 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *size, int
     p.v = add_rows(&p.layout, &weights->value, entries, size->key_rows);
     /* the concatenation is as wide as the output projection's input */
     p.concat = mha_layout_add(&p.layout, sizeof(float), entries, s->Lq, weights->output.in);
+    const int64_t inputs = mha_partial_floats(&weights->query) + mha_partial_floats(&weights->key) +
+                           mha_partial_floats(&weights->value);
+    p.partial = mha_layout_add(&p.layout, sizeof(float),
+                               mha_max(inputs, mha_partial_floats(&weights->output)), 1, 1);
   }
   p.row_max = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
   p.row_sum = mha_layout_add(&p.layout, sizeof(float), entries, s->H, s->Lq);
@@ -182,13 +186,14 @@ mha_status mha_context_workspace(mha_context *context, const mha_weights *weight
   const mha_status status = grow(context, p.layout.bytes, error);
   if (status)
     return status;
-  w->q = w->k = w->v = w->concat = NULL;
+  w->q = w->k = w->v = w->concat = w->partial = NULL;
   w->parts = (float *)(void *)(context->arena + p.parts);
   if (weights) {
     w->q = (float *)(void *)(context->arena + p.q);
     w->k = (float *)(void *)(context->arena + p.k);
     w->v = (float *)(void *)(context->arena + p.v);
     w->concat = (float *)(void *)(context->arena + p.concat);
+    w->partial = (float *)(void *)(context->arena + p.partial);
   }
   w->row_max = (float *)(void *)(context->arena + p.row_max);
   w->row_sum = (float *)(void *)(context->arena + p.row_sum);

@@ -28,10 +28,12 @@ typedef struct mha_call_size {
 /* Where the scratch of a call lies in the arena. Without weights the four buffers of the layer are
  * NULL. */
 typedef struct mha_workspace {
-  float *q;       /* [B·Lq][H·d] */
-  float *k;       /* [B·Lk][G·d], unless they go straight to a cache */
-  float *v;       /* [B·Lk][G·dv], likewise */
-  float *concat;  /* [B·Lq][H·dv] */
+  float *q;      /* [B·Lq][H·d] */
+  float *k;      /* [B·Lk][G·d], unless they go straight to a cache */
+  float *v;      /* [B·Lk][G·dv], likewise */
+  float *concat; /* [B·Lq][H·dv] */
+  float
+      *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
   float *row_max; /* [B][H][Lq] */
   float *row_sum; /* [B][H][Lq] */
   float *parts;   /* of the keys, see attention.h */

@@ -20,20 +20,26 @@ static mha_status project_inputs(mha_layer_call *c) {
   const mha_weights *w = c->weights;
   const mha_cached *cached = c->gather ? NULL : c->call.core.visibility.cached;
   const mha_live_rows keys = mha_layer_live_keys(c);
+  float *partial = c->workspace.partial;
   const mha_projecting query = {.projection = &w->query,
+                                .partial = partial,
                                 .x = c->args.query,
                                 .y = c->workspace.q,
                                 .x_shape = c->query,
                                 .y_shape = c->q,
                                 .live = mha_layer_live_queries(c)};
+  partial += mha_partial_floats(&w->query);
   const mha_projecting key = {.projection = &w->key,
+                              .partial = partial,
                               .x = c->args.key,
                               .y = c->workspace.k,
                               .x_shape = c->key,
                               .y_shape = c->k,
                               .live = keys,
                               .cached = cached};
+  partial += mha_partial_floats(&w->key);
   const mha_projecting value = {.projection = &w->value,
+                                .partial = partial,
                                 .x = c->args.value,
                                 .y = c->workspace.v,
                                 .x_shape = c->value,
@@ -105,6 +111,7 @@ static const float *concatenate_heads(const mha_layer_call *c) {
 static mha_status project_output(mha_layer_call *c, const float *concat) {
   const mha_projecting output = {
       .projection = &c->weights->output,
+      .partial = c->workspace.partial,
       .x = concat,
       .y = c->args.output,
       .x_shape = c->concat,

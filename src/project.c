@@ -29,10 +29,17 @@
 #define MHA_FEW_ROWS 16
 #endif
 
-/* How one projection is cut: `runs` runs of at most run_rows rows. */
+/* Stored rows per part of a single row's product, and parts at most. */
+#ifndef MHA_PART_ROWS
+#define MHA_PART_ROWS 1024 /* a width of 768 is not cut */
+#endif
+enum { MOST_PARTS = 4 };
+
+/* How one projection is cut: `runs` runs of at most run_rows rows, or one row into parts. */
 typedef struct cut {
   const mha_projecting *p;
-  bool merged; /* all entries are one run */
+  int64_t parts; /* 0 = not cut along the matrix's rows */
+  bool merged;   /* all entries are one run */
   int64_t runs, run_rows;
   int64_t row_panels, column_panels; /* per run */
   int64_t panel_columns;
@@ -57,14 +64,30 @@ static bool is_evenly_spaced(const mha_rows_shape *shape) {
 static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row_panels) {
   const int64_t columns = w->out;
   if (rows == 1 && w->matrix && w->out_stride == 1)
-    return mha_min(columns, INT64_C(2) * MHA_PANEL_COLUMNS);
+    return mha_min(columns, INT64_C(4) * MHA_PANEL_COLUMNS);
   const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
   const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
   return mha_min(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
 }
 
+static int64_t part_count(const mha_projection *w) {
+  return w->matrix && w->out_stride == 1 ? mha_min(w->in / MHA_PART_ROWS, MOST_PARTS) : 0;
+}
+
+int64_t mha_partial_floats(const mha_projection *projection) {
+  return part_count(projection) * projection->out;
+}
+
+/* Whether the projection is one row, and it is computed. */
+static bool is_single_row(const mha_projecting *p) {
+  const int64_t live = p->live.counts ? p->live.counts[0] : p->live.limit;
+  return p->x_shape.batch == 1 && p->x_shape.length == 1 && live > 0;
+}
+
 static cut make_cut(const mha_projecting *p) {
   cut c = {.p = p};
+  if (p->partial && part_count(p->projection) > 1 && is_single_row(p))
+    c.parts = part_count(p->projection);
   c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
              (p->cached ? p->x_shape.batch == 1 : is_evenly_spaced(&p->y_shape));
   c.runs = c.merged ? 1 : p->x_shape.batch;
@@ -76,7 +99,7 @@ static cut make_cut(const mha_projecting *p) {
 }
 
 static int64_t task_count(const cut *c) {
-  return c->runs * c->row_panels * c->column_panels;
+  return c->parts > 0 ? c->parts : c->runs * c->row_panels * c->column_panels;
 }
 
 static double operation_count(const cut *c) {
@@ -208,11 +231,38 @@ static mha_status project_rows(const cut *c, int64_t run, int64_t row, int64_t e
   return status;
 }
 
+/* ---- the parts of a single row ---- */
+
+/* The partial sum of stored rows [first, end) of the matrix: x[first, end)·W[first, end). */
+static mha_status project_part(const cut *c, int64_t part) {
+  const mha_projection *w = c->p->projection;
+  const int64_t first = part * w->in / c->parts;
+  const int64_t end = (part + 1) * w->in / c->parts;
+  const mha_view x = mha_view_rows(c->p->x + first, 1, end - first, end - first);
+  const mha_view rows = {w->matrix + first * w->in_stride, end - first, w->out, w->in_stride, 1};
+  return mha_blas_multiply(1.0f, x, rows, 0.0f, c->p->partial + part * w->out, w->out);
+}
+
+/* y = b, or y += b, and the partial sums in their order. */
+static void add_parts(const cut *c) {
+  const mha_projection *w = c->p->projection;
+  panel whole = make_panel(c, 0, 0, 1, 0);
+  whole.columns = w->out;
+  start_from_bias(&whole);
+  for (int64_t part = 0; part < c->parts; part++)
+    for (int64_t j = 0; j < w->out; j++)
+      whole.y[j] += c->p->partial[part * w->out + j];
+}
+
+/* ---- the tasks ---- */
+
 static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   (void)worker;
   const project_job *job = argument;
   const cut *c = find_cut(job, index);
   const int64_t local = index - c->first_task;
+  if (c->parts > 0)
+    return project_part(c, local);
   const int64_t column = local % c->column_panels * c->panel_columns;
   const int64_t row = local / c->column_panels % c->row_panels * MHA_PANEL_ROWS;
   const int64_t run = local / c->column_panels / c->row_panels;
@@ -240,5 +290,9 @@ mha_status mha_project(const mha_threads *threads, const mha_projecting *project
     list.n_tasks += task_count(&job.cuts[k]);
     list.operations += operation_count(&job.cuts[k]);
   }
-  return mha_parallel_run(threads, &list);
+  const mha_status status = mha_parallel_run(threads, &list);
+  for (int k = 0; !status && k < n; k++)
+    if (job.cuts[k].parts > 0)
+      add_parts(&job.cuts[k]);
+  return status;
 }

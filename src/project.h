@@ -23,9 +23,15 @@ typedef struct mha_projecting {
   mha_live_rows live;
   const mha_cached *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
                                entry's rows go behind those that it has; y_shape is not used */
-  bool accumulate;          /* y += x·W + b */
-  bool fill;                /* rows that are not live count as x = 0: they become b */
+  float *partial;  /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
+  bool accumulate; /* y += x·W + b */
+  bool fill;       /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
+
+/* A single row times a matrix stored by rows is cut along those rows, so that each is read from end
+ * to end: a task for each part, whose result [out] is a partial sum. Numbers that they need at
+ * most. */
+int64_t mha_partial_floats(const mha_projection *projection);
 
 /* Few new rows of each of several entries lie far apart in a cache; a product for each entry would
  * read the matrix as often. They are projected side by side instead, into this many scratch rows of

@@ -6,7 +6,7 @@
 # tools that cannot look into a BLAS, and a proof that all products go through the one interface.
 
 set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_ROWS=8
-                     MHA_PANEL_COLUMNS=16 MHA_OPERATIONS_PER_THREAD=1 MHA_FEW_QUERIES=3
+                     MHA_PANEL_COLUMNS=16 MHA_PART_ROWS=8 MHA_OPERATIONS_PER_THREAD=1 MHA_FEW_QUERIES=3
                      MHA_FEW_RATIO=2 MHA_PART_TILE=8 MHA_STRIP_FLOATS=8 MHA_PIECE_FLOATS=20)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
 
