@@ -8,6 +8,7 @@
 
 #include "../error.h"
 #include "../files/npy.h"
+#include "../files/text.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -132,7 +133,7 @@ static void print_output(const demo *d, const mha_view *input) {
   char shape[128];
   mha_view_print("output", output, stdout);
   printf("  same shape as the input: %s\n", mha_view_same_shape(output, input) ? "true" : "false");
-  printf("\noutput %s\n", mha_npy_shape_text(output->rank, output->shape, shape, sizeof shape));
+  printf("\noutput %s\n", mha_shape_text(output->rank, output->shape, shape, sizeof shape));
   for (int64_t i = 0; i < output->shape[0]; i++) {
     for (int64_t j = 0; j < output->shape[1]; j++)
       printf(" %11.7f", (double)d->output[i * output->strides[0] + j * output->strides[1]]);

@@ -4,6 +4,7 @@
 
 #include "../files/names.h"
 #include "../files/tensors.h"
+#include "../files/text.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -41,7 +42,7 @@ static void print_kind(const mha_file_tensor *tensor) {
   char shape[256];
   const int used = mha_terminal_print(tensor->type, strlen(tensor->type), stdout);
   printf("%*s %-*s", used < TYPE_COLUMNS ? TYPE_COLUMNS - used : 0, "", SHAPE_COLUMNS,
-         mha_tensor_shape_text(tensor->rank, tensor->shape, shape, sizeof shape));
+         mha_shape_text(tensor->rank, tensor->shape, shape, sizeof shape));
 }
 
 static bool is_under_prefix(const inspection *s, const mha_file_tensor *tensor) {

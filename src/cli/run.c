@@ -11,6 +11,7 @@
 #include "../error.h"
 #include "../files/npy.h"
 #include "../files/path.h"
+#include "../files/text.h"
 #include "../memory.h"
 
 #include <inttypes.h>
@@ -134,7 +135,7 @@ static mha_status fail_shape(const char *path, const mha_npy_array *array, const
                              mha_error *error) {
   char shape[128];
   return mha_fail(error, MHA_ERROR_SIZE, "%s has shape %s; rule: %s", mha_shown_path(path),
-                  mha_npy_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
+                  mha_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
 }
 
 /* The tables of cosines and sines, [positions][rotary/2] each, which are not copied. */

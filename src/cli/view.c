@@ -2,6 +2,7 @@
 #include "view.h"
 
 #include "../files/npy.h"
+#include "../files/text.h"
 
 #include <string.h>
 
@@ -77,8 +78,8 @@ void mha_view_print(const char *label, const mha_view *view, FILE *stream) {
   char shape[128];
   char strides[128];
   fprintf(stream, "  %-18s %-14s strides %s\n", label,
-          mha_npy_shape_text(view->rank, view->shape, shape, sizeof shape),
-          mha_npy_shape_text(view->rank, view->strides, strides, sizeof strides));
+          mha_shape_text(view->rank, view->shape, shape, sizeof shape),
+          mha_shape_text(view->rank, view->strides, strides, sizeof strides));
 }
 
 void mha_view_trace(void *stream, const mha_trace_step *step) {

@@ -12,6 +12,7 @@
 
 #include "../error.h"
 #include "../memory.h"
+#include "text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,16 +20,6 @@
 #include <unistd.h>
 
 /* ---- Messages -------------------------------------------------------------------------------- */
-
-char *mha_npy_shape_text(int rank, const int64_t *shape, char *text, size_t bytes) {
-  size_t used = (size_t)snprintf(text, bytes, "(");
-  for (int axis = 0; axis < rank && used < bytes; axis++)
-    used +=
-        (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, axis ? ", " : "", shape[axis]);
-  if (used < bytes)
-    (void)snprintf(text + used, bytes - used, rank == 1 ? ",)" : ")");
-  return text;
-}
 
 /* ---- Scanning the dict literal --------------------------------------------------------------- */
 
@@ -315,7 +306,7 @@ static mha_status check_payload(const scanner *s, const mha_npy_header *header,
   char shape[128];
   int64_t needed = 0;
   const int64_t there = file_bytes - header->data_offset;
-  (void)mha_npy_shape_text(header->rank, header->shape, shape, sizeof shape);
+  (void)mha_shape_text(header->rank, header->shape, shape, sizeof shape);
   if (!mha_multiply(header->n_elements, types[header->type].bytes, &needed))
     return refuse(s, s->end, "numbers whose size overflows", "it fits 63 bits");
   if (there == needed)
@@ -447,11 +438,11 @@ static int64_t row_major_place(const mha_npy_header *header, int64_t index) {
   return place;
 }
 
-static bool machine_is_little_endian(void) {
+bool mha_machine_is_big_endian(void) {
   const uint16_t one = 1;
   unsigned char first;
   memcpy(&first, &one, 1);
-  return first == 1;
+  return first == 0;
 }
 
 void mha_npy_convert(const mha_npy_header *header, int64_t first, int64_t n, const void *source,
@@ -459,7 +450,7 @@ void mha_npy_convert(const mha_npy_header *header, int64_t first, int64_t n, con
   const unsigned char *bytes = source;
   const size_t item = types[header->type].bytes;
   if (header->type == MHA_NPY_F4 && !header->column_major && n > 0 &&
-      header->big_endian != machine_is_little_endian()) {
+      header->big_endian == mha_machine_is_big_endian()) {
     memcpy((float *)target + first, source, (size_t)n * item);
     return;
   }
@@ -572,7 +563,7 @@ void mha_npy_array_release(mha_npy_array *array) {
 static int header_text(int rank, const int64_t *shape, unsigned char *bytes) {
   char text[HEADER_BYTES];
   char dimensions[HEADER_BYTES - 60];
-  (void)mha_npy_shape_text(rank, shape, dimensions, sizeof dimensions);
+  (void)mha_shape_text(rank, shape, dimensions, sizeof dimensions);
   const int used = snprintf(text, sizeof text,
                             "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }", dimensions);
   const int total = (MAGIC_BYTES + used + 1 + 63) / 64 * 64;
@@ -584,24 +575,6 @@ static int header_text(int rank, const int64_t *shape, unsigned char *bytes) {
   memcpy(bytes + MAGIC_BYTES, text, (size_t)used);
   bytes[total - 1] = '\n';
   return total;
-}
-
-static mha_status write_numbers(mha_output *output, const float *data, int64_t n,
-                                mha_error *error) {
-  unsigned char piece[4096];
-  mha_status status = MHA_OK;
-  int64_t next = 0;
-  while (!status && next < n) {
-    size_t used = 0;
-    for (; next < n && used < sizeof piece; next++) {
-      uint32_t bits;
-      memcpy(&bits, data + next, sizeof bits);
-      for (int byte = 0; byte < 4; byte++)
-        piece[used++] = (unsigned char)(bits >> 8 * byte & 0xFFU);
-    }
-    status = mha_output_write(output, piece, used, error);
-  }
-  return status;
 }
 
 mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const float *data,
@@ -619,7 +592,7 @@ mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const
   if (!status)
     status = mha_output_write(output, header, (size_t)header_text(rank, shape, header), error);
   if (!status)
-    status = write_numbers(output, data, n, error);
+    status = mha_output_write_floats(output, data, n, error);
   return status ? status : mha_output_sync(output, error);
 }
 

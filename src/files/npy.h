@@ -64,6 +64,9 @@ typedef struct mha_npy_array {
 mha_status mha_npy_parse(const char *name, const void *bytes, size_t n_bytes, int64_t file_bytes,
                          mha_npy_header *header, mha_error *error);
 
+/* Whether this machine stores the high byte of a number first. */
+bool mha_machine_is_big_endian(void);
+
 /* Bytes of one number in the file. */
 size_t mha_npy_item_bytes(const mha_npy_header *header);
 
@@ -93,8 +96,5 @@ mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const
 /* Stage and commit in one: afterwards `path` is the whole new file, or what it was before. */
 mha_status mha_npy_write(const char *path, int rank, const int64_t *shape, const float *data,
                          mha_error *error);
-
-/* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
-char *mha_npy_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);
 
 #endif

@@ -95,6 +95,24 @@ mha_status mha_output_write(mha_output *output, const void *data, size_t bytes, 
   return mha_succeed(error);
 }
 
+mha_status mha_output_write_floats(mha_output *output, const float *data, int64_t n,
+                                   mha_error *error) {
+  unsigned char piece[16384];
+  mha_status status = MHA_OK;
+  int64_t next = 0;
+  while (!status && next < n) {
+    size_t used = 0;
+    for (; next < n && used < sizeof piece; next++) {
+      uint32_t bits;
+      memcpy(&bits, data + next, sizeof bits);
+      for (int byte = 0; byte < 4; byte++)
+        piece[used++] = (unsigned char)(bits >> 8 * byte & 0xFFU);
+    }
+    status = mha_output_write(output, piece, used, error);
+  }
+  return status;
+}
+
 mha_status mha_output_sync(mha_output *output, mha_error *error) {
   if (fsync(output->file) != 0)
     return fail_and_discard(output, "synced", errno, error);

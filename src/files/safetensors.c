@@ -336,7 +336,7 @@ static mha_status check_size(const source *s, const mha_file_tensor *tensor, int
     return refuse_tensor(s, tensor->name, "it fits 63 bits", "has a size in bits that overflows");
   if (needed % 8 == 0 && (uint64_t)needed / 8 == tensor->bytes)
     return MHA_OK;
-  (void)mha_tensor_shape_text(tensor->rank, tensor->shape, shape, 100);
+  (void)mha_shape_text(tensor->rank, tensor->shape, shape, 100);
   return refuse_tensor(s, tensor->name, "shape and dtype fill the data_offsets",
                        "has %zu bytes, but shape %s of %s needs %" PRId64 "%s", tensor->bytes,
                        shape, tensor->type, needed / 8, needed % 8 ? " and a part of one" : "");
@@ -576,26 +576,17 @@ static mha_status print_tree(const char *path, const json_t *root, header *made,
   return MHA_OK;
 }
 
+/* Row by row, which may lie further apart than they are long. */
 static mha_status write_numbers(mha_output *output, const mha_tensor_to_write *tensor,
                                 mha_error *error) {
-  unsigned char piece[16384];
-  size_t used = 0;
   const int64_t rows = tensor->rank == 2 ? tensor->shape[0] : 1;
   const int64_t width = tensor->rank == 0 ? 1 : tensor->shape[tensor->rank - 1];
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t column = 0; column < width; column++) {
-      uint32_t bits;
-      memcpy(&bits, tensor->data + row * tensor->row_stride + column, sizeof bits);
-      for (int byte = 0; byte < 4; byte++)
-        piece[used++] = (unsigned char)(bits >> 8 * byte & 0xFFU);
-      if (used < sizeof piece)
-        continue;
-      used = 0;
-      const mha_status status = mha_output_write(output, piece, sizeof piece, error);
-      if (status)
-        return status;
-    }
-  return mha_output_write(output, piece, used, error);
+  mha_status status = MHA_OK;
+  if (tensor->row_stride == width)
+    return mha_output_write_floats(output, tensor->data, rows * width, error);
+  for (int64_t row = 0; !status && row < rows; row++)
+    status = mha_output_write_floats(output, tensor->data + row * tensor->row_stride, width, error);
+  return status;
 }
 
 static mha_status write_file(const char *path, const header *made,

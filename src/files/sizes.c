@@ -89,7 +89,7 @@ static void part_shape(const mha_layer_names *layer, mha_part part, const mha_co
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
 static char *found_shape(const mha_file_tensor *tensor, char text[SHAPE_BYTES]) {
-  return mha_tensor_shape_text(tensor->rank, tensor->shape, text, SHAPE_BYTES);
+  return mha_shape_text(tensor->rank, tensor->shape, text, SHAPE_BYTES);
 }
 
 /* An empty tensor would leave sizes 0, which stands for "derive". */
@@ -121,7 +121,7 @@ static mha_status check_shape(const mha_layer_names *layer, const char *path, mh
       "%s: %s has shape %s, but %s is expected; rule: it is %s with H = %lld, G = %lld, d = %lld, "
       "dv = %lld",
       mha_shown_path(path), mha_shown_path(tensor->name), found_shape(tensor, found),
-      mha_tensor_shape_text(rank, shape, expected, sizeof expected), part_letters(layer, part),
+      mha_shape_text(rank, shape, expected, sizeof expected), part_letters(layer, part),
       (long long)c->n_heads, (long long)c->n_kv_heads, (long long)c->head_size,
       (long long)c->value_head_size);
 }

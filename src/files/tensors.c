@@ -292,25 +292,11 @@ void mha_tensors_close(mha_file_tensors *tensors) {
   memset(tensors, 0, sizeof *tensors);
 }
 
-const mha_file_tensor *mha_tensors_find(const mha_file_tensors *tensors, const char *name) {
-  const mha_file_tensor key = {.name = name};
-  if (tensors->n == 0)
-    return NULL;
-  return bsearch(&key, tensors->items, (size_t)tensors->n, sizeof key, by_name);
-}
-
 /* ---- The numbers ----------------------------------------------------------------------------- */
-
-static bool machine_is_big_endian(void) {
-  const uint16_t one = 1;
-  unsigned char first;
-  memcpy(&first, &one, 1);
-  return first == 0;
-}
 
 bool mha_tensor_is_usable(const mha_file_tensor *tensor) {
   return tensor->element == MHA_ELEMENT_F32 && !tensor->column_major &&
-         tensor->big_endian == machine_is_big_endian() &&
+         tensor->big_endian == mha_machine_is_big_endian() &&
          (uintptr_t)tensor->data % alignof(float) == 0;
 }
 
@@ -337,8 +323,4 @@ void mha_tensor_convert(const mha_file_tensor *tensor, float *target) {
                                                      : MHA_NPY_F8;
   memcpy(header.shape, tensor->shape, sizeof header.shape);
   mha_npy_convert(&header, 0, tensor->n_elements, tensor->data, MHA_NPY_FLOATS, target);
-}
-
-char *mha_tensor_shape_text(int rank, const int64_t *shape, char *text, size_t bytes) {
-  return mha_npy_shape_text(rank, shape, text, bytes);
 }

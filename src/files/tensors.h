@@ -51,9 +51,6 @@ mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_a
 /* Unmaps and frees everything and zeroes `tensors`; one that is all zero is ignored. */
 void mha_tensors_close(mha_file_tensors *tensors);
 
-/* The tensor of that name, or NULL. */
-const mha_file_tensor *mha_tensors_find(const mha_file_tensors *tensors, const char *name);
-
 /* Whether the numbers can be used where they lie: float32 in this machine's byte order, row-major,
  * aligned as a float is. */
 bool mha_tensor_is_usable(const mha_file_tensor *tensor);
@@ -61,8 +58,5 @@ bool mha_tensor_is_usable(const mha_file_tensor *tensor);
 /* Converts all elements (of a type that is not OTHER) to row-major float32 at `target`
  * [n_elements]; what is too large becomes infinite, NaN stays NaN. */
 void mha_tensor_convert(const mha_file_tensor *tensor, float *target);
-
-/* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
-char *mha_tensor_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);
 
 #endif

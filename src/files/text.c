@@ -1,6 +1,9 @@
 /* Owns UTF-8 and control characters. */
 #include "text.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 #include <stdbool.h>
 #include <string.h>
 
@@ -71,4 +74,14 @@ char *mha_shown_text(const char *text, size_t n, char shown[MHA_SHOWN_BYTES]) {
   if (at == n)
     shown[used] = '\0';
   return shown;
+}
+
+char *mha_shape_text(int rank, const int64_t *shape, char *text, size_t bytes) {
+  size_t used = (size_t)snprintf(text, bytes, "(");
+  for (int axis = 0; axis < rank && used < bytes; axis++)
+    used +=
+        (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, axis ? ", " : "", shape[axis]);
+  if (used < bytes)
+    (void)snprintf(text + used, bytes - used, rank == 1 ? ",)" : ")");
+  return text;
 }

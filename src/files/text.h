@@ -3,6 +3,7 @@
 #define MHA_SRC_FILES_TEXT_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* What forbids `text` as a name, as the end of a sentence ("is not UTF-8", "holds a control
  * character"), or NULL. */
@@ -14,5 +15,8 @@ const char *mha_name_fault(const char *text);
 /* Copies the first n bytes of `text` for a message: control characters and what is not UTF-8 become
  * '?', and what is long is cut between two characters and ends with "...". Returns `shown`. */
 char *mha_shown_text(const char *text, size_t n, char shown[MHA_SHOWN_BYTES]);
+
+/* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
+char *mha_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);
 
 #endif

@@ -1,5 +1,6 @@
 /* Owns what the translators share. */
 #include "core.h"
+#include "files/text.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,8 +48,8 @@ static bool expect_shape(conf_case *c, const conf_array *array, int rank, const 
   char actual[128], expected[128];
   if (has_shape(&array->numbers, rank, shape))
     return true;
-  mha_npy_shape_text(array->numbers.rank, array->numbers.shape, actual, sizeof actual);
-  mha_npy_shape_text(rank, shape, expected, sizeof expected);
+  mha_shape_text(array->numbers.rank, array->numbers.shape, actual, sizeof actual);
+  mha_shape_text(rank, shape, expected, sizeof expected);
   return conf_fail(c, "%s has the shape %s, but dims and layout say %s", array->name, actual,
                    expected);
 }

@@ -42,7 +42,7 @@ static void use_tensor(const mha_file_tensor *tensor, const uint8_t *data, size_
   FUZZ_CHECK(tensor->n_elements == (empty ? 0 : n));
   for (size_t i = 0; i < tensor->bytes; i++)
     sum = sum + tensor->data[i];
-  FUZZ_CHECK(strlen(mha_tensor_shape_text(tensor->rank, tensor->shape, shape, sizeof shape)) <
+  FUZZ_CHECK(strlen(mha_shape_text(tensor->rank, tensor->shape, shape, sizeof shape)) <
              sizeof shape);
   convert(tensor);
 }

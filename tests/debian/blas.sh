@@ -19,12 +19,12 @@ purge() {
 }
 # configure <MHA_BLAS>: says where it found what.
 configure() {
-  in_root cmake -S /root/libmha -B /root/build --fresh -DMHA_BUILD_TESTS=OFF -DMHA_BUILD_BENCH=OFF \
+  in_root cmake -S /srv/libmha -B /srv/build --fresh -DMHA_BUILD_TESTS=OFF -DMHA_BUILD_BENCH=OFF \
     -DMHA_BUILD_STATIC=OFF -DMHA_BLAS="$1" 2>&1
 }
 # described: the library's own words, on one line.
 described() {
-  in_root /root/build/mha --version | sed -n 's/^blas[a-z_]*: //p' | paste -sd '|'
+  in_root /srv/build/mha --version | sed -n 's/^blas[a-z_]*: //p' | paste -sd '|'
 }
 expect() {
   if [[ $1 != *"$2"* ]]; then
@@ -41,11 +41,11 @@ try_blas() {
   for name in auto "$2"; do
     expect "$(configure "$name")" "/$3 with cblas.h in /usr/include"
   done
-  quietly in_root cmake --build /root/build --parallel 2 --target mha_cli
+  quietly in_root cmake --build /srv/build --parallel 2 --target mha_cli
   words=$(described)
   echo "$words"
   expect "$words" "$4"
-  in_root /root/build/mha demo >/dev/null
+  in_root /srv/build/mha demo >/dev/null
   table+=("$(printf '%-26s %s' "$1" "$words")")
   purge "$1"
 }
@@ -76,12 +76,12 @@ purge libopenblas64-dev
 step "One build for all"
 install libblas-dev
 expect "$(configure Generic)" "/libblas.so with cblas.h"
-quietly in_root cmake --build /root/build --parallel 2 --target mha_cli
+quietly in_root cmake --build /srv/build --parallel 2 --target mha_cli
 for package in libopenblas0-pthread libopenblas0-openmp libopenblas0-serial libblis4-pthread \
   libblis4-openmp libblis4-serial; do
   install $package
   table+=("$(printf '%-26s %s' "Generic, $package" "$(described)")")
-  in_root /root/build/mha demo >/dev/null
+  in_root /srv/build/mha demo >/dev/null
   purge $package
 done
 

@@ -11,11 +11,11 @@ make_root "$suite"
 clone_into_root
 step "First line: $first"
 begun=$SECONDS
-in_root bash -euc "cd /root/libmha && $first"
+in_root bash -euc "cd /srv/libmha && $first"
 first_seconds=$((SECONDS - begun))
 step "Second line: $second"
 begun=$SECONDS
-in_root bash -euc "cd /root/libmha && $second"
+in_root bash -euc "cd /srv/libmha && $second"
 printf '\n%s: first line %d s, second line %d s; gcc %s, cmake %s\n' "$suite" "$first_seconds" \
   "$((SECONDS - begun))" "$(in_root gcc -dumpfullversion)" \
   "$(in_root cmake --version | sed -n '1s/.* //p')"

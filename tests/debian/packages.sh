@@ -15,7 +15,7 @@ install() {
 
 # Every path but those that apt, dpkg and the linker's cache keep for themselves.
 list_files() {
-  in_root find / -xdev \( -path /proc -o -path /tmp -o -path /root -o -path /var/cache \
+  in_root find / -xdev \( -path /proc -o -path /tmp -o -path /root -o -path /srv -o -path /var/cache \
     -o -path /var/lib/apt -o -path /var/lib/dpkg -o -path /var/log \) -prune -o -print | sort
 }
 
@@ -35,11 +35,11 @@ if [ -z "$folder" ]; then
   step "Making the packages"
   in_root apt-get update >/dev/null
   install gcc libc6-dev cmake make file dpkg-dev libopenblas-dev libjansson-dev
-  in_root bash -euc 'cd /root/libmha && cmake --workflow --preset deb' >"$root.log" 2>&1 ||
+  in_root bash -euc 'cd /srv/libmha && cmake --workflow --preset deb' >"$root.log" 2>&1 ||
     { tail -20 "$root.log" >&2; exit 1; }
   made=$(mktemp -d "${TMPDIR:-/tmp}/packages-XXXXXX")
   folder=$made
-  cp "$root"/root/libmha/build/deb/*.deb "$folder"
+  cp "$root"/srv/libmha/build/deb/*.deb "$folder"
   drop_root
 fi
 

@@ -50,15 +50,15 @@ in_root() {
     DEBIAN_FRONTEND=noninteractive chroot "$root" "$@"
 }
 
-# clone_into_root: what is committed, as a newcomer gets it, in /root/libmha.
+# clone_into_root: what is committed, as a newcomer gets it, in /srv/libmha.
 clone_into_root() {
   if [ -n "${MHA_UNCOMMITTED:-}" ]; then
-    mkdir "$root/root/libmha"
+    mkdir "$root/srv/libmha"
     git -c safe.directory="$source_dir" -C "$source_dir" ls-files -z --cached --others \
       --exclude-standard --deduplicate |
-      tar -C "$source_dir" --null --ignore-failed-read -cf - -T - | tar -C "$root/root/libmha" -xf -
+      tar -C "$source_dir" --null --ignore-failed-read -cf - -T - | tar -C "$root/srv/libmha" -xf -
     return
   fi
   git -c safe.directory="$source_dir/.git" clone --quiet --no-hardlinks "$source_dir" \
-    "$root/root/libmha"
+    "$root/srv/libmha"
 }
