@@ -277,70 +277,74 @@ typedef struct preparation {
   const char *word;
 } preparation;
 
+static const preparation wrong_preparations[] = {
+    {.norm = 3, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
+    {.norm = -1, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
+    {.norm = 1, .epsilon = 0, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+    {.norm = 2, .epsilon = -1e-5F, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+    {.norm = 1, .epsilon = NAN, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+    {.norm = 1, .epsilon = INFINITY, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
+    {.query_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "query_norm"},
+    {.key_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "key_norm"},
+    {.rope = 3, .status = MHA_ERROR_VALUE, .word = "rope"},
+    {.rope = -1, .status = MHA_ERROR_VALUE, .word = "rope"},
+    {.rope = 1, .rotary = 1, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+    {.rope = 1, .rotary = 4, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is 3 */
+    {.rope = 1, .rotary = -2, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+    {.rope = 1, .rotary = INT64_MIN, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
+    {.rope = 2, .rotary = 0, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is odd */
+    {.rope = 1, .rotary = 2, .base = -1, .status = MHA_ERROR_VALUE, .word = "rope_base"},
+    {.rope = 1, .rotary = 2, .base = (double)NAN, .status = MHA_ERROR_VALUE, .word = "rope_base"},
+    {.rope = 1,
+     .rotary = 2,
+     .base = (double)INFINITY,
+     .status = MHA_ERROR_VALUE,
+     .word = "rope_base"},
+    {.rope = 1,
+     .rotary = 2,
+     .cosines = true,
+     .positions = 4,
+     .status = MHA_ERROR_NULL,
+     .word = "rope_sin"},
+    {.rope = 1,
+     .rotary = 2,
+     .sines = true,
+     .positions = 4,
+     .status = MHA_ERROR_NULL,
+     .word = "rope_cos"},
+    {.rope = 1,
+     .rotary = 2,
+     .cosines = true,
+     .sines = true,
+     .status = MHA_ERROR_SIZE,
+     .word = "rope_positions"},
+    {.rope = 1,
+     .rotary = 2,
+     .cosines = true,
+     .sines = true,
+     .positions = -1,
+     .status = MHA_ERROR_SIZE,
+     .word = "rope_positions"},
+};
+
 static void norms_and_positions_that_are_wrong(void **state) {
   static const float numbers[64];
-  const double huge = INFINITY, none = NAN;
-  const preparation rows[] = {
-      {.norm = 3, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
-      {.norm = -1, .epsilon = 1, .status = MHA_ERROR_VALUE, .word = "norm"},
-      {.norm = 1, .epsilon = 0, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
-      {.norm = 2, .epsilon = -1e-5F, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
-      {.norm = 1, .epsilon = NAN, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
-      {.norm = 1, .epsilon = INFINITY, .status = MHA_ERROR_VALUE, .word = "norm_epsilon"},
-      {.query_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "query_norm"},
-      {.key_norm = true, .status = MHA_ERROR_WEIGHTS, .word = "key_norm"},
-      {.rope = 3, .status = MHA_ERROR_VALUE, .word = "rope"},
-      {.rope = -1, .status = MHA_ERROR_VALUE, .word = "rope"},
-      {.rope = 1, .rotary = 1, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
-      {.rope = 1, .rotary = 4, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is 3 */
-      {.rope = 1, .rotary = -2, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
-      {.rope = 1, .rotary = INT64_MIN, .status = MHA_ERROR_SIZE, .word = "rotary_size"},
-      {.rope = 2, .rotary = 0, .status = MHA_ERROR_SIZE, .word = "rotary_size"}, /* d is odd */
-      {.rope = 1, .rotary = 2, .base = -1, .status = MHA_ERROR_VALUE, .word = "rope_base"},
-      {.rope = 1, .rotary = 2, .base = none, .status = MHA_ERROR_VALUE, .word = "rope_base"},
-      {.rope = 1, .rotary = 2, .base = huge, .status = MHA_ERROR_VALUE, .word = "rope_base"},
-      {.rope = 1,
-       .rotary = 2,
-       .cosines = true,
-       .positions = 4,
-       .status = MHA_ERROR_NULL,
-       .word = "rope_sin"},
-      {.rope = 1,
-       .rotary = 2,
-       .sines = true,
-       .positions = 4,
-       .status = MHA_ERROR_NULL,
-       .word = "rope_cos"},
-      {.rope = 1,
-       .rotary = 2,
-       .cosines = true,
-       .sines = true,
-       .status = MHA_ERROR_SIZE,
-       .word = "rope_positions"},
-      {.rope = 1,
-       .rotary = 2,
-       .cosines = true,
-       .sines = true,
-       .positions = -1,
-       .status = MHA_ERROR_SIZE,
-       .word = "rope_positions"},
-  };
   (void)state;
-  for (size_t i = 0; i < COUNT(rows); i++) {
+  for (size_t i = 0; i < COUNT(wrong_preparations); i++) {
     build(CREATE);
     mha_config *c = &fixture.config;
-    c->norm = rows[i].norm;
-    c->norm_epsilon = rows[i].epsilon;
-    fixture.matrices.query_norm = rows[i].query_norm ? numbers : NULL;
-    fixture.matrices.key_norm = rows[i].key_norm ? numbers : NULL;
-    c->rope = rows[i].rope;
-    c->rotary_size = rows[i].rotary;
-    c->rope_base = rows[i].base;
-    c->rope_positions = rows[i].positions;
-    c->rope_cos = rows[i].cosines ? numbers : NULL;
-    c->rope_sin = rows[i].sines ? numbers : NULL;
+    c->norm = wrong_preparations[i].norm;
+    c->norm_epsilon = wrong_preparations[i].epsilon;
+    fixture.matrices.query_norm = wrong_preparations[i].query_norm ? numbers : NULL;
+    fixture.matrices.key_norm = wrong_preparations[i].key_norm ? numbers : NULL;
+    c->rope = wrong_preparations[i].rope;
+    c->rotary_size = wrong_preparations[i].rotary;
+    c->rope_base = wrong_preparations[i].base;
+    c->rope_positions = wrong_preparations[i].positions;
+    c->rope_cos = wrong_preparations[i].cosines ? numbers : NULL;
+    c->rope_sin = wrong_preparations[i].sines ? numbers : NULL;
     test_note("row %zu", i);
-    expect_create_fails(rows[i].status, rows[i].word);
+    expect_create_fails(wrong_preparations[i].status, wrong_preparations[i].word);
     test_release(&fixture);
   }
   test_note("%s", "");
