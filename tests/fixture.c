@@ -868,3 +868,12 @@ bool test_blas_is_serial(void) {
   (void)mha_build_info(info, sizeof info);
   return strstr(info, "blas_threading: serial") != NULL;
 }
+
+void test_run_for_bits(test_fixture *f, float **first) {
+  test_run(f);
+  if (*first)
+    test_same_output(f, *first);
+  else
+    *first = test_gather(&f->output);
+  test_release(f);
+}

@@ -188,4 +188,8 @@ bool test_sees(const test_fixture *fixture, const oracle_result *result, int64_t
 /* OpenBLAS's serial flavour, which two threads must not enter: the library then uses one. */
 bool test_blas_is_serial(void);
 
+/* Runs and releases the fixture. The first output is kept in *first, which begins as NULL and is to
+ * be freed; each later one must have its bits. */
+void test_run_for_bits(test_fixture *f, float **first);
+
 #endif

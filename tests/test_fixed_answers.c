@@ -773,12 +773,7 @@ static void any_number_of_threads(void **state) {
       c.Lk = test_small() ? 70 : 530;
       c.d = 16;
       test_build(&fixture, &c);
-      test_run(&fixture);
-      if (one)
-        test_same_output(&fixture, one);
-      else
-        one = test_gather(&fixture.output);
-      test_release(&fixture);
+      test_run_for_bits(&fixture, &one);
     }
     free(one);
   }

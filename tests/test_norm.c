@@ -111,12 +111,7 @@ static void no_weight_is_ones(void **state) {
                                         .norm = (mha_norm)norm,
                                         .norm_ones = true});
       fixture.matrices.query_norm = fixture.matrices.key_norm = given ? ones : NULL;
-      test_run(&fixture);
-      if (without)
-        test_same_output(&fixture, without);
-      else
-        without = test_gather(&fixture.output);
-      test_release(&fixture);
+      test_run_for_bits(&fixture, &without);
     }
     free(without);
   }

@@ -129,12 +129,7 @@ static void position_zero_changes_nothing(void **state) {
         fixture.args.query_positions = way == 1 ? zeros : tens;
         fixture.args.query_position = way == 1 ? 0 : -10;
       }
-      test_run(&fixture);
-      if (plain)
-        test_same_output(&fixture, plain);
-      else
-        plain = test_gather(&fixture.output);
-      test_release(&fixture);
+      test_run_for_bits(&fixture, &plain);
     }
     free(plain);
   }
@@ -314,12 +309,7 @@ static void threads_change_no_bit(void **state) {
                                         .causal = true,
                                         .norm = (mha_norm)mode,
                                         .rope = (mha_rope)mode});
-      test_run(&fixture);
-      if (one)
-        test_same_output(&fixture, one);
-      else
-        one = test_gather(&fixture.output);
-      test_release(&fixture);
+      test_run_for_bits(&fixture, &one);
     }
     free(one);
   }
