@@ -26,6 +26,11 @@ set(MHA_SOURCES
     src/trace.c
     src/blas.c
     src/parallel.c
+    src/pool.c
+    src/gate.c
+    src/fork.c
+    src/openmp.c
+    src/cpus.c
     src/files/path.c
     src/files/text.c
     src/files/mapping.c

@@ -4,15 +4,20 @@
  * Vendors' own functions are weak references: they are there when the BLAS in the process has them
  * and NULL otherwise, so that one binary serves every BLAS that the linker or an alternatives
  * system puts under it. cblas.h is not asked for them, since it may be another vendor's. */
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
+
 #include "blas.h"
 
 #include "memory.h"
 
 #include <cblas.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 extern __attribute__((weak)) int openblas_get_num_threads(void);
 extern __attribute__((weak)) void openblas_set_num_threads(int n);
@@ -238,58 +243,93 @@ static struct {
   int32_t count;
 } guard = {PTHREAD_MUTEX_INITIALIZER, 0, 1};
 
-static pthread_once_t fork_handlers = PTHREAD_ONCE_INIT;
+/* Whether this thread holds the lock, or is about to; and how often it is a holder. */
+static _Thread_local volatile sig_atomic_t locking;
+static _Thread_local volatile sig_atomic_t holding;
 
-static void before_fork(void) {
+static void lock_guard(void) {
+  locking = 1;
   pthread_mutex_lock(&guard.lock);
-  pthread_mutex_lock(&product_lock);
 }
 
-static void after_fork_in_parent(void) {
-  pthread_mutex_unlock(&product_lock);
+static void unlock_guard(void) {
   pthread_mutex_unlock(&guard.lock);
-}
-
-/* The threads that held the guard do not exist in the child: nobody will leave for them. */
-static void after_fork_in_child(void) {
-  guard.holders = 0;
-  after_fork_in_parent();
-}
-
-static void install_fork_handlers(void) {
-  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  locking = 0;
 }
 
 int32_t mha_blas_thread_count(void) {
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
   const int32_t n = guard.holders > 0 ? guard.count : current_count();
-  pthread_mutex_unlock(&guard.lock);
+  unlock_guard();
   return n;
-}
-
-void mha_blas_watch_forks(void) {
-  (void)pthread_once(&fork_handlers, install_fork_handlers);
 }
 
 void mha_blas_guard_enter(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
+  holding++;
   if (guard.holders++ == 0) {
     guard.count = current_count();
     if (guard.count > 1)
       set_count(1);
   }
-  pthread_mutex_unlock(&guard.lock);
+  unlock_guard();
 }
 
 void mha_blas_guard_leave(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
+  holding--;
   if (guard.holders > 0 && --guard.holders == 0 && guard.count > 1 && current_count() == 1)
     set_count(guard.count);
-  pthread_mutex_unlock(&guard.lock);
+  unlock_guard();
+}
+
+/* ---- fork ----
+ * The lock of products needs no care: nobody is inside one. A signal handler may fork in the middle
+ * of the lines above, whose lock would never come free. */
+
+void mha_blas_before_fork(void) {
+  if (!locking)
+    pthread_mutex_lock(&guard.lock);
+}
+
+void mha_blas_after_fork(void) {
+  if (!locking)
+    pthread_mutex_unlock(&guard.lock);
+}
+
+/* Other threads that held the guard do not exist in the child: nobody will leave for them. */
+void mha_blas_after_fork_in_child(void) {
+  guard.holders = holding;
+  mha_blas_after_fork();
+}
+
+/* ---- how many may call ---- */
+
+/* What OpenBLAS maps for each thread that is in a product; where the system refuses it, it asks
+ * again for ever. */
+#define OPENBLAS_BUFFER_BYTES ((size_t)128 << 20)
+
+/* OpenBLAS ends the process when more threads are in products than it was built for; the text of
+ * its configuration tells the number. */
+int32_t mha_blas_most_callers(void) {
+  static const char key[] = "MAX_THREADS=";
+  const char *text = openblas_get_config ? strstr(openblas_get_config(), key) : NULL;
+  const long n = text ? strtol(text + sizeof key - 1, NULL, 10) : 0;
+  return n > 0 && n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
+static bool can_map(size_t bytes) {
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory != MAP_FAILED && munmap(memory, bytes) == 0;
+}
+
+bool mha_blas_takes_callers(int n, int more) {
+  return n <= mha_blas_most_callers() &&
+         (!openblas_get_config || can_map((size_t)more * OPENBLAS_BUFFER_BYTES));
 }
 
 /* ---- description ---- */

@@ -67,8 +67,16 @@ int32_t mha_blas_thread_count(void);
 void mha_blas_guard_enter(void);
 void mha_blas_guard_leave(void);
 
-/* Has a child of fork() find the locks in here free. Before the first product. */
-void mha_blas_watch_forks(void);
+/* Around a fork of the calling thread, while no other thread is inside a product. */
+void mha_blas_before_fork(void);
+void mha_blas_after_fork(void);
+void mha_blas_after_fork_in_child(void);
+
+/* How many threads may be inside products at once. */
+int32_t mha_blas_most_callers(void);
+
+/* Whether n threads may be inside products at once, `more` of them more than ever before. */
+bool mha_blas_takes_callers(int n, int more);
 
 /* Vendor with version, and the core its kernels are made for; static or the BLAS's own text. */
 const char *mha_blas_vendor(void);

@@ -15,7 +15,7 @@ function(mha_variant name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
                              PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${name} PUBLIC MHA_STATIC PRIVATE ${tiny_definitions})
-  target_link_libraries(${name} PRIVATE mha::jansson OpenMP::OpenMP_C Threads::Threads m)
+  target_link_libraries(${name} PRIVATE mha::jansson Threads::Threads m)
   mha_compile_strictly(${name})
 endfunction()
 
