@@ -732,8 +732,8 @@ typedef struct mha_forward_args {
  * length of the batch's entries after the call; columns are absolute key indices, and those that a
  * ring has dropped show −∞, or weight 0. off[b] is the entry's length before the call, whatever
  * alignment is given, so query i sits at its own token. Nothing else changes: tokens that come
- * together see each other unless causal is set, and a ring needs its window in every call that
- * attends. Query rows behind new_lengths[b] count as behind query_lengths, also where the key is
+ * together see each other unless causal is set. Over a ring every call that attends needs MHA_WINDOW
+ * with a window_left below the ring's window: otherwise MHA_ERROR_VALUE, from the first token on. Query rows behind new_lengths[b] count as behind query_lengths, also where the key is
  * not the query. query_lengths, key_lengths and packed input are refused. On failure the lengths
  * are as they were. With MHA_CACHE_ATTEND off[b] is what the alignment says: a layer that shares
  * the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.

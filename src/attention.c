@@ -26,7 +26,8 @@ typedef struct tile_scratch {
   float *scores;     /* [rows][score_stride] */
   float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
   float *poison;     /* [rows], see remember_poison; of a task that finishes its rows itself */
-  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0 */
+  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0; rows
+                        replaced_stride apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
 } tile_scratch;
 
@@ -65,7 +66,7 @@ static scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
   at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
-  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv, 1);
+  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv + 1, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
   return at;
 }
@@ -249,6 +250,13 @@ static mha_range finish_scores(const task *t, int64_t k, int64_t r, mha_range ke
  * of V are replaced by 0, the shapes staying the same and so every other bit, and rows that see one
  * of them become NaN at the end. */
 
+/* The BLAS must take the same way through the copy as through V itself. OpenBLAS's sgemv has one of
+ * its own for matrices of at most three columns without gaps between their rows; beyond that, bits
+ * do not depend on the leading dimension. So the copy has gaps where V has. */
+static int64_t replaced_stride(const mha_core *core) {
+  return core->v.row_stride == core->dv ? core->dv : core->dv + 1;
+}
+
 /* What one row of V holds. */
 enum { VALUE_FINITE = 0, VALUE_INFINITE = 1, VALUE_NAN = 2 };
 
@@ -267,7 +275,7 @@ static void replace_values(const task *t, int64_t h, mha_range keys) {
   const mha_view values = mha_core_values(t->core, t->block.b, h, keys);
   for (int64_t j = 0; j < values.rows; j++) {
     const float *from = values.data + j * values.row_stride;
-    float *to = t->scratch.values + j * values.columns;
+    float *to = t->scratch.values + j * replaced_stride(t->core);
     t->scratch.kinds[j] = value_kind(from, values.columns);
     if (t->scratch.kinds[j] == VALUE_FINITE)
       memcpy(to, from, (size_t)values.columns * sizeof *to);
@@ -420,7 +428,8 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
     const mha_block group = mha_block_group(t->core, tile, g);
     replace_values(t, group.h, keys);
     softmax_tile(t, &group, keys);
-    status = mha_core_accumulate(t->core, &group, keys, t->scratch.values);
+    status =
+        mha_core_accumulate(t->core, &group, keys, t->scratch.values, replaced_stride(t->core));
   }
   return status;
 }
@@ -437,7 +446,7 @@ static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys)
   if (t->replace)
     return accumulate_replaced(t, &tile, keys);
   softmax_tile(t, &tile, keys);
-  return mha_core_accumulate(t->core, &tile, keys, NULL);
+  return mha_core_accumulate(t->core, &tile, keys, NULL, 0);
 }
 
 static mha_status attend_keys(const task *t) {

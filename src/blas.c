@@ -229,11 +229,18 @@ static int32_t current_count(void) {
   return n > 0 ? (int32_t)n : 0;
 }
 
+/* Signals wait meanwhile: OpenBLAS holds a lock that its own fork handler takes, so that a signal
+ * handler that forks here would wait for its own thread. */
 static void set_count(int32_t n) {
+  sigset_t all;
+  sigset_t before;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   if (openblas_set_num_threads)
     openblas_set_num_threads(n);
   else if (bli_thread_set_num_threads)
     bli_thread_set_num_threads(n);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* The guard. `count` is what the BLAS had before the first of `holders` entered. */
@@ -288,23 +295,26 @@ void mha_blas_guard_leave(void) {
 }
 
 /* ---- fork ----
- * The lock of products needs no care: nobody is inside one. A signal handler may fork in the middle
- * of the lines above, whose lock would never come free. */
+ * The lock of products needs no care: nobody is inside one. */
+
+bool mha_blas_is_guarding(void) {
+  return locking != 0;
+}
 
 void mha_blas_before_fork(void) {
-  if (!locking)
-    pthread_mutex_lock(&guard.lock);
+  pthread_mutex_lock(&guard.lock);
 }
 
 void mha_blas_after_fork(void) {
-  if (!locking)
-    pthread_mutex_unlock(&guard.lock);
+  pthread_mutex_unlock(&guard.lock);
 }
 
-/* Other threads that held the guard do not exist in the child: nobody will leave for them. */
+/* Other threads that held the guard do not exist in the child: nobody will leave for them. One of
+ * them may have had a lock. */
 void mha_blas_after_fork_in_child(void) {
   guard.holders = holding;
-  mha_blas_after_fork();
+  (void)pthread_mutex_init(&guard.lock, NULL);
+  (void)pthread_mutex_init(&product_lock, NULL);
 }
 
 /* ---- how many may call ---- */

@@ -67,7 +67,10 @@ int32_t mha_blas_thread_count(void);
 void mha_blas_guard_enter(void);
 void mha_blas_guard_leave(void);
 
-/* Around a fork of the calling thread, while no other thread is inside a product. */
+/* Whether the calling thread is in the middle of the guard's lines: a signal handler asks. */
+bool mha_blas_is_guarding(void);
+
+/* Around a fork of the calling thread. In the child the locks are free. */
 void mha_blas_before_fork(void);
 void mha_blas_after_fork(void);
 void mha_blas_after_fork_in_child(void);

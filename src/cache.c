@@ -329,7 +329,8 @@ mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_
                                 .new_rows = call->rows,
                                 .append = call->append,
                                 .capacity = cache->sizes.capacity,
-                                .ring = cache->sizes.window > 0};
+                                .ring = cache->sizes.window > 0,
+                                .window = cache->sizes.window};
   *cached = described;
   mha_status status = check_entries(cache, call, error);
   for (int64_t b = 0; !status && b < call->B; b++) {

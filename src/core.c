@@ -174,7 +174,7 @@ static mha_status multiply_values(const mha_block *block, mha_view values, int64
 }
 
 mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                               const float *values) {
+                               const float *values, int64_t values_stride) {
   const int64_t n = keys.end - keys.begin;
   const int64_t groups = mha_block_groups(core, block);
   mha_status status = MHA_OK;
@@ -185,7 +185,7 @@ mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha
       const mha_block part = mha_block_group(core, block, g);
       mha_view v = mha_core_values(core, block->b, part.h, piece);
       if (values)
-        v = mha_view_rows(values + done * core->dv, v.rows, core->dv, core->dv);
+        v = mha_view_rows(values + done * values_stride, v.rows, core->dv, values_stride);
       else if (core->cut.few)
         fetch_ahead(&core->v, mha_core_values(core, block->b, block->h, next), g, groups);
       status = multiply_values(&part, v, done);

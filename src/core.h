@@ -62,9 +62,9 @@ mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t 
 mha_status mha_core_scores(const mha_core *core, const mha_block *block, mha_range keys);
 
 /* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from
- * `values` [keys][dv], dense, of the block's one group. */
+ * `values` [keys][dv], rows values_stride apart, of the block's one group. */
 mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                               const float *values);
+                               const float *values, int64_t values_stride);
 
 /* Values [keys][dv] of the key head that serves query head h, as they lie; keys of one tile. */
 mha_view mha_core_values(const mha_core *core, int64_t b, int64_t h, mha_range keys);

@@ -4,8 +4,7 @@
  * largest number of threads that may be in its products at once, beyond which it ends the process.
  *
  * No code of the caller's runs within a task, so that whoever forks from a callback waits for
- * others alone. A signal handler may fork in the middle of a task of its own thread, which then
- * stands still: such a task is not waited for. */
+ * others alone. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "gate.h"
@@ -20,8 +19,7 @@ static atomic_int inside;   /* threads, of all contexts */
 static atomic_int forking;  /* threads, as long as one forks the gate is shut */
 static atomic_int admitted; /* the most that were ever inside */
 
-/* 1 while this thread is inside; counted before `inside`, which a signal between both then finds
- * too low rather than too high. */
+/* 1 while this thread is inside, or just before and after. */
 static _Thread_local volatile sig_atomic_t mine;
 
 void mha_gate_nap(void) {
@@ -65,17 +63,17 @@ void mha_gate_leave(void) {
   step_out();
 }
 
-/* Two threads may fork at once, each interrupted in a task of its own: neither waits for the
- * other's. */
+bool mha_gate_is_inside(void) {
+  return mine != 0;
+}
+
 void mha_gate_shut(void) {
   atomic_fetch_add(&forking, 1);
-  atomic_fetch_sub(&inside, mine);
   while (atomic_load(&inside) > 0)
     mha_gate_nap();
 }
 
 void mha_gate_open(void) {
-  atomic_fetch_add(&inside, mine);
   atomic_fetch_sub(&forking, 1);
 }
 

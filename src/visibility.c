@@ -181,6 +181,19 @@ static int64_t first_seeing_query(const mha_visibility *v, int64_t b) {
   return i;
 }
 
+/* A ring keeps what its own window needs. A call with a wider one, or none, would do until the
+ * first needed key is dropped: it is refused while the ring still holds all. */
+static mha_status check_ring_window(const mha_visibility *v, mha_error *error) {
+  if (!v->cached->ring || v->Lq == 0 || (v->left >= 0 && v->left < v->cached->window))
+    return MHA_OK;
+  return mha_fail(
+      error, MHA_ERROR_VALUE,
+      "window_left is %lld%s over a cache that is a ring; rule: between 0 and %lld, the "
+      "ring's window - 1",
+      (long long)v->left, v->left < 0 ? " (open)" : "", (long long)(v->cached->window - 1));
+}
+
+/* Where a call only attends, its alignment may still put a query beside keys of long ago. */
 static mha_status check_present(const mha_visibility *v, mha_error *error) {
   for (int64_t b = 0; v->cached->ring && b < v->B; b++) {
     const int64_t i = first_seeing_query(v, b);
@@ -188,7 +201,7 @@ static mha_status check_present(const mha_visibility *v, mha_error *error) {
     if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)
       return mha_fail(error, MHA_ERROR_LENGTH,
                       "query %lld of batch entry %lld sees key %lld, but the ring has dropped the "
-                      "keys below %lld; rule: give the window that the cache was made for",
+                      "keys below %lld; rule: only keys that it still holds",
                       (long long)i, (long long)b, (long long)seen.begin,
                       (long long)mha_present_keys(v, b).begin);
   }
@@ -200,6 +213,8 @@ mha_status mha_visibility_init(mha_visibility *v, const mha_attention *rules, bo
   mha_status status = init_alignment(v, rules, error);
   if (!status && v->cached) {
     status = mha_visibility_refuse_with_cache(rules, error);
+    if (!status)
+      status = check_ring_window(v, error);
     if (!status)
       status = check_present(v, error);
   } else if (!status && (rules->query_starts || rules->key_starts)) {

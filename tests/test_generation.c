@@ -1486,6 +1486,25 @@ static void caches_of_other_sizes(void **state) {
 
 /* A ring refuses chunks that would overwrite what their first query sees, and windows wider than
  * what it holds, also where the first queries of the call see nothing at all. */
+/* Calls without the window of a ring, or with a wider one: from the first token on, though nothing
+ * that they need is dropped yet. */
+static void expect_windows_refused(int64_t widest, mha_cache_mode mode) {
+  const int64_t keys = mode == MHA_CACHE_ATTEND ? 0 : 2;
+  for (int64_t left = -1; left <= 12; left += left < 0 ? widest + 2 : 1) {
+    step wide = {.mode = mode, .queries = 2, .keys = keys};
+    prepare_step(&wide);
+    wide.rules.window_left = left;
+    test_note("window_left %" PRId64 ", %" PRId64 " tokens", left, r.length[0]);
+    expect_refused(&wide, MHA_ERROR_VALUE, "window");
+    free_step(&wide);
+  }
+  step none = {.mode = mode, .queries = 2, .keys = keys};
+  prepare_step(&none);
+  none.rules.flags &= ~MHA_WINDOW;
+  expect_refused(&none, MHA_ERROR_VALUE, "window");
+  free_step(&none);
+}
+
 static void what_a_ring_refuses(void **state) {
   (void)state;
   test_plan plan = {.c = small_case(18), .capacity = 9, .window = 4, .rollback = 2};
@@ -1494,26 +1513,14 @@ static void what_a_ring_refuses(void **state) {
   plan.c.left = 3;
   plan.c.right = -1;
   open_run(&plan);
+  expect_windows_refused(3, MHA_CACHE_APPEND_ATTEND);
   for (int t = 0; t < 40; t += 4)
     advance(4, NULL); /* the largest: 9 - 4 - 2 + 1 */
   step s = {.queries = 5, .keys = 5};
   prepare_step(&s);
   expect_refused(&s, MHA_ERROR_LENGTH, "ring");
   free_step(&s);
-  for (int64_t left = -1; left <= 12; left += left < 0 ? 8 : 1) {
-    step wide = {.queries = 2, .keys = 2};
-    prepare_step(&wide);
-    wide.rules.window_left = left; /* two new tokens: tokens 33 to 41 are there, the query is 40 */
-    if (left < 0 || left > 7) {
-      expect_refused(&wide, MHA_ERROR_LENGTH, "window");
-    }
-    free_step(&wide);
-  }
-  step none = {.queries = 2, .keys = 2};
-  prepare_step(&none);
-  none.rules.flags &= ~MHA_WINDOW;
-  expect_refused(&none, MHA_ERROR_LENGTH, "window");
-  free_step(&none);
+  expect_windows_refused(3, MHA_CACHE_APPEND_ATTEND);
   advance(1, NULL);
   close_run();
 }
@@ -1535,9 +1542,10 @@ static void what_a_ring_refuses_attend_only(void **state) {
     s.rules.alignment = MHA_ALIGN_OFFSET;
     s.rules.offset = offsets[i];
     test_note("offset %" PRId64, offsets[i]);
-    expect_refused(&s, MHA_ERROR_LENGTH, "window");
+    expect_refused(&s, MHA_ERROR_LENGTH, "the ring has dropped");
     free_step(&s);
   }
+  expect_windows_refused(3, MHA_CACHE_ATTEND);
   close_run();
 }
 
