@@ -77,7 +77,9 @@ void mha_gate_open(void) {
   atomic_fetch_sub(&forking, 1);
 }
 
+/* What a BLAS keeps through a fork is its own affair: it is asked again. */
 void mha_gate_open_in_child(void) {
+  atomic_store(&admitted, 0);
   atomic_store(&inside, mine);
   atomic_store(&forking, 0);
 }
