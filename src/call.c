@@ -5,7 +5,7 @@
 
 mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given, mha_error *error) {
   if (given)
-    return mha_read_struct(rules, sizeof *rules, sizeof *rules, given, "attention", error);
+    return mha_read_struct(rules, sizeof *rules, MHA_FIRST_ATTENTION, given, "attention", error);
   MHA_INIT(rules);
   return MHA_OK;
 }

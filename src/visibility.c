@@ -24,6 +24,9 @@ static mha_status check_starts(const int64_t *starts, int64_t n, int64_t rows, c
   if (!starts)
     return mha_fail(error, MHA_ERROR_NULL,
                     "%s is NULL; rule: packed input gives offsets for queries and keys", name);
+  if (n == INT64_MAX)
+    return mha_fail(error, MHA_ERROR_OVERFLOW, "%s ends %lld sequences; rule: fewer", name,
+                    (long long)n);
   if (starts[0] != 0)
     return mha_fail(error, MHA_ERROR_LENGTH, "%s[0] is %lld; rule: offsets start at 0", name,
                     (long long)starts[0]);
@@ -101,6 +104,13 @@ typedef struct extents {
   int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
 } extents;
 
+/* An extent of 1 has no stride, whatever was given. */
+static void ignore_unused_strides(extents *e) {
+  e->row_stride = e->rows > 1 ? e->row_stride : 0;
+  e->head_stride = e->heads > 1 ? e->head_stride : 0;
+  e->batch_stride = e->batch > 1 ? e->batch_stride : 0;
+}
+
 /* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
 static mha_status resolve_broadcast(const mha_visibility *v, extents e, const char *name,
                                     mha_broadcast *out, mha_error *error) {
@@ -114,6 +124,7 @@ static mha_status resolve_broadcast(const mha_visibility *v, extents e, const ch
   if (e.columns != v->Lk)
     return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
                     (long long)e.columns, (long long)v->Lk);
+  ignore_unused_strides(&e);
   if (e.row_stride < 0 || e.head_stride < 0 || e.batch_stride < 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",

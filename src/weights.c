@@ -13,6 +13,8 @@
 
 void mha_config_init_sized(mha_config *config, size_t struct_size, int64_t model_width,
                            int64_t n_heads) {
+  if (!config || struct_size < MHA_FIRST_CONFIG)
+    return;
   mha_struct_init(config, struct_size);
   config->query_width = model_width;
   config->n_heads = n_heads;
@@ -240,7 +242,7 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
     return mha_fail(error, MHA_ERROR_VALUE,
                     "matrices.orientation is %d; rule: MHA_IN_OUT or MHA_OUT_IN", orientation);
   const int64_t columns = matrix_columns(e, orientation);
-  if (e->ld == 0)
+  if (e->ld == 0 || matrix_rows(e, orientation) == 1)
     e->ld = columns;
   if (e->ld < columns)
     return mha_fail(error, MHA_ERROR_STRIDE,
@@ -342,10 +344,10 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
                           const mha_config *config, const mha_matrices *matrices,
                           mha_error *error) {
   inner_widths widths;
-  mha_status status = mha_read_struct(&layer->config, sizeof layer->config, sizeof layer->config,
+  mha_status status = mha_read_struct(&layer->config, sizeof layer->config, MHA_FIRST_CONFIG,
                                       config, "config", error);
   if (!status)
-    status = mha_read_struct(m, sizeof *m, sizeof *m, matrices, "matrices", error);
+    status = mha_read_struct(m, sizeof *m, MHA_FIRST_MATRICES, matrices, "matrices", error);
   if (!status && m->ownership != MHA_COPY && m->ownership != MHA_BORROW)
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "matrices.ownership is %d; rule: MHA_COPY or MHA_BORROW", m->ownership);
@@ -457,11 +459,9 @@ mha_status mha_weights_config(const mha_weights *weights, mha_config *config, mh
   mha_config known;
   mha_status status = mha_require(weights, "weights", error);
   if (!status)
-    status = mha_read_struct(&known, sizeof known, sizeof known, config, "config", error);
+    status = mha_read_struct(&known, sizeof known, MHA_FIRST_CONFIG, config, "config", error);
   if (status)
     return status;
-  const size_t struct_size = known.struct_size;
-  memcpy(config, &weights->config, sizeof known);
-  config->struct_size = struct_size;
+  mha_write_struct(config, &weights->config, sizeof weights->config);
   return mha_succeed(error);
 }
