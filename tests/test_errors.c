@@ -153,21 +153,22 @@ typedef struct row {
         word                                                                                       \
   }
 #define CONFIG(member, value, status)                                                              \
-  MEMBER(CREATE, config, mha_config, member, INT64, value, 0.0F, status, #member)
+  MEMBER(CREATE, config, mha_config, member, INT64, value, 0.0F, status, "config." #member)
 #define MATRIX(member, value, status)                                                              \
-  MEMBER(CREATE, matrices, mha_matrices, member, INT64, value, 0.0F, status, #member)
+  MEMBER(CREATE, matrices, mha_matrices, member, INT64, value, 0.0F, status, "matrices." #member)
 #define ARGS(base, member, value, status, word)                                                    \
-  MEMBER(base, args, mha_forward_args, member, INT64, value, 0.0F, status, word)
+  MEMBER(base, args, mha_forward_args, member, INT64, value, 0.0F, status, "args." word)
 #define NO_ARG(base, member, word)                                                                 \
-  MEMBER(base, args, mha_forward_args, member, NO_POINTER, 0, 0.0F, MHA_ERROR_NULL, word)
+  MEMBER(base, args, mha_forward_args, member, NO_POINTER, 0, 0.0F, MHA_ERROR_NULL, "args." word)
 #define RULE(base, member, kind, value, status, word)                                              \
-  MEMBER(base, attention, mha_attention, member, kind, value, 0.0F, status, word)
+  MEMBER(base, attention, mha_attention, member, kind, value, 0.0F, status, "attention." word)
 #define SCORE(member, number, word)                                                                \
-  MEMBER(CORE_RULES, attention, mha_attention, member, FLOAT, 0, number, MHA_ERROR_VALUE, word)
+  MEMBER(CORE_RULES, attention, mha_attention, member, FLOAT, 0, number, MHA_ERROR_VALUE,          \
+         "attention." word)
 #define TENSOR(tensor, member, value, status)                                                      \
   MEMBER(CORE, tensor, mha_tensor, member, INT64, value, 0.0F, status, #tensor)
 #define ATTEND(base, member, value, status, word)                                                  \
-  MEMBER(base, attend_args, mha_attend_args, member, INT64, value, 0.0F, status, word)
+  MEMBER(base, attend_args, mha_attend_args, member, INT64, value, 0.0F, status, "args." word)
 
 static void set(const row *r) {
   char *at = (char *)&fixture + r->target + r->member;
@@ -379,7 +380,7 @@ static void widths_that_the_heads_do_not_divide(void **state) {
   build(CREATE);
   fixture.config.head_size = 0;
   fixture.config.query_width = 10;
-  expect_create_fails(MHA_ERROR_HEADS, "query_width");
+  expect_create_fails(MHA_ERROR_HEADS, "config.query_width");
   test_release(&fixture);
   build(CREATE);
   fixture.config.head_size = 0;
@@ -446,7 +447,7 @@ static void rules_that_are_wrong(void **state) {
         RULE(all, weights_stage, INT32, 4, MHA_ERROR_VALUE, "weights_stage"),
         RULE(all, window_left, INT64, -2, MHA_ERROR_VALUE, "window_left"),
         RULE(all, window_left, INT64, INT64_MIN, MHA_ERROR_VALUE, "window_left"),
-        RULE(all, window_right, INT64, -2, MHA_ERROR_VALUE, "window_right"),
+        RULE(all, window_right, INT64, -2, MHA_ERROR_VALUE, "window_left and window_right"),
         RULE(all, query_lengths, ELEMENT, -1, MHA_ERROR_LENGTH, "query_lengths"),
         RULE(all, query_lengths, ELEMENT, LQ + 1, MHA_ERROR_LENGTH, "query_lengths"),
         RULE(all, query_lengths, ELEMENT, INT64_MAX, MHA_ERROR_LENGTH, "query_lengths"),
