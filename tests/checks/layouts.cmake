@@ -175,6 +175,6 @@ if(NOT has_32)
 endif()
 if(NOT written STREQUAL document)
   file(WRITE ${WORK}/layouts.md "${document}")
-  fail("docs/layouts.md differs from mha.h, for which ${WORK}/layouts.md is right; the head of "
-       "tests/checks/layouts.cmake says how it is written anew")
+  fail("docs/layouts.md is not what mha.h says, which is in ${WORK}/layouts.md. The head of
+tests/checks/layouts.cmake says how it is written anew.")
 endif()
