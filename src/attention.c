@@ -581,5 +581,6 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   if (!mha_attention_task_limit(&sizes, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
   clear_unowned_rows(core);
-  return mha_parallel_run(threads, &list);
+  /* the slots of no sequence at all have no entry */
+  return core->visibility.B > 0 ? mha_parallel_run(threads, &list) : MHA_OK;
 }

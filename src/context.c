@@ -28,7 +28,8 @@ static mha_status read_options(mha_context *context, const mha_context_options *
   mha_context_options options = {.struct_size = sizeof options};
   mha_status status = MHA_OK;
   if (given)
-    status = mha_read_struct(&options, sizeof options, sizeof options, given, "options", error);
+    status = mha_read_struct(&options, sizeof options, MHA_FIRST_CONTEXT_OPTIONS, given, "options",
+                             error);
   if (!status)
     status = mha_require_flags(options.flags, MHA_LEAVE_BLAS_ALONE, "options.flags", error);
   if (status)
@@ -169,9 +170,10 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *size, int
 
 static mha_status overflow(const mha_call_size *s, mha_error *error) {
   return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "batch is %lld, query_length %lld, key_length %lld; rule: their products with "
-                  "the layer's widths must not overflow",
-                  (long long)s->core.B, (long long)s->core.Lq, (long long)s->core.span);
+                  "%s is %lld, %s %lld, %s %lld; rule: their products with the heads and widths "
+                  "must not overflow",
+                  s->names.batch, (long long)s->core.B, s->names.query_length,
+                  (long long)s->core.Lq, s->names.key_length, (long long)s->core.span);
 }
 
 /* Makes the arena at least this large. */
@@ -217,7 +219,7 @@ mha_status mha_context_workspace(mha_context *context, const mha_weights *weight
 static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
                              mha_call_size *size, mha_error *error) {
   mha_shape shape;
-  mha_status status = mha_read_struct(&shape, sizeof shape, sizeof shape, given, "shape", error);
+  mha_status status = mha_read_struct(&shape, sizeof shape, MHA_FIRST_SHAPE, given, "shape", error);
   if (!status)
     status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
   if (!status)
@@ -230,7 +232,9 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
   if (status)
     return status;
+  const mha_size_names names = {"shape.batch", "shape.query_length", "shape.key_length"};
   mha_cut_sizes *s = &size->core;
+  size->names = names;
   s->B = shape.batch;
   s->Lq = shape.query_length;
   s->span = shape.key_length ? shape.key_length : shape.query_length;

@@ -20,13 +20,14 @@ mha_status mha_core_rules(mha_core *core, const mha_attention *rules,
   mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
                                         "attention.flags", error);
   if (!status)
-    status = mha_require_finite(core->scale, "scale", error);
+    status = mha_require_finite(core->scale, "attention.scale", error);
   if (!status)
-    status = mha_require_finite(core->softcap, "softcap", error);
+    status = mha_require_finite(core->softcap, "attention.softcap", error);
   if (!status && core->softcap < 0.0f)
-    return mha_fail(error, MHA_ERROR_VALUE, "softcap is %g; rule: at least 0",
+    return mha_fail(error, MHA_ERROR_VALUE, "attention.softcap is %g; rule: at least 0",
                     (double)core->softcap);
-  return status ? status : mha_require_sinks(rules->sinks, core->visibility.H, "sinks", error);
+  return status ? status
+                : mha_require_sinks(rules->sinks, core->visibility.H, "attention.sinks", error);
 }
 
 /* ---- addresses ---- */

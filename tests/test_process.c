@@ -33,15 +33,10 @@ static mha_context *make_context(const mha_context_options *given, int32_t threa
   return context;
 }
 
-static int set_up(void **state) {
-  const test_case c = {.seed = 81,
-                       .B = 4,
-                       .Lq = test_small() ? 40 : 160,
-                       .H = 8,
-                       .d = 16,
-                       .source = TEST_SELF,
-                       .biases = TEST_ALL};
-  (void)state;
+/* The layer with L tokens, and what one thread makes of it. */
+static void open_layer(int64_t B, int64_t L) {
+  const test_case c = {
+      .seed = 81, .B = B, .Lq = L, .H = 8, .d = 16, .source = TEST_SELF, .biases = TEST_ALL};
   test_build(&fixture, &c);
   fixture.config.allocator = NULL;
   test_expect(mha_weights_create(&fixture.config, &fixture.matrices, &layer, NULL), MHA_OK, NULL);
@@ -50,15 +45,12 @@ static int set_up(void **state) {
   mha_context_destroy(alone);
   expected = test_gather(&fixture.output);
   output_bytes = (size_t)fixture.output.floats * sizeof *expected;
-  return 0;
 }
 
-static int tear_down(void **state) {
-  (void)state;
+static void close_layer(void) {
   free(expected);
   mha_weights_destroy(layer);
   test_release(&fixture);
-  return 0;
 }
 
 /* One call into `output`; 0, or what went wrong. No cmocka, so that children can use it. */
@@ -75,13 +67,17 @@ static int call(mha_context *context) {
   return call_into(context, fixture.output.data);
 }
 
-/* ---- Children -------------------------------------------------------------------------------- */
+/* ---- Processes of their own ------------------------------------------------------------------ */
 
-/* Runs `work` in a child whose stdout and stderr are read; fails unless it ends by itself within a
- * minute with status 0 and prints nothing. */
-static void expect_quiet_success(int work(void *), void *user) {
+static const char *program;
+
+/* Runs this program again for one scenario, a number beside its name, and reads its stdout and
+ * stderr; fails unless it ends by itself within a minute with status 0 and prints nothing. */
+static void expect_quiet_success(const char *scenario, long number) {
   int channel[2];
   char printed[400];
+  char text[32];
+  (void)snprintf(text, sizeof text, "%ld", number);
   assert_int_equal(pipe(channel), 0);
   const pid_t child = fork();
   assert_true(child >= 0);
@@ -89,7 +85,8 @@ static void expect_quiet_success(int work(void *), void *user) {
     (void)dup2(channel[1], 1);
     (void)dup2(channel[1], 2);
     (void)alarm(test_small() ? 600 : 60);
-    _exit(work(user));
+    (void)execl(program, program, scenario, text, (char *)NULL);
+    _exit(20);
   }
   (void)close(channel[1]);
   size_t length = 0;
@@ -100,8 +97,8 @@ static void expect_quiet_success(int work(void *), void *user) {
   int status = 0;
   assert_true(waitpid(child, &status, 0) == child);
   if (status != 0 || length > 0)
-    test_failed("the child ended with %d, signal %d, and printed \"%s\"", WEXITSTATUS(status),
-                WTERMSIG(status), printed);
+    test_failed("%s %ld ended with %d, signal %d, and printed \"%s\"", scenario, number,
+                WEXITSTATUS(status), WTERMSIG(status), printed);
 }
 
 /* ---- As many threads as there are ------------------------------------------------------------ */
@@ -134,8 +131,8 @@ static void leave_in_heap(void *user, void *memory, size_t bytes) {
 }
 
 /* With `spare` bytes of address space more than now. */
-static int calls_under_a_limit(void *user) {
-  const size_t spare = *(const size_t *)user;
+static int calls_under_a_limit(long megabytes) {
+  const size_t spare = (size_t)megabytes << 20;
   const mha_allocator allocator = {NULL, take_from_heap, leave_in_heap};
   mha_context *context = NULL;
   mha_context_options options;
@@ -161,33 +158,23 @@ static int calls_under_a_limit(void *user) {
 /* Threads have stacks, and the BLAS has buffers for each that is in a product: there may be room
  * for none, for some stacks, for some buffers. */
 static void a_limit_of_memory_costs_threads_only(void **state) {
-  const size_t spares[] = {(size_t)1 << 20, (size_t)6 << 20, (size_t)100 << 20, (size_t)300 << 20,
-                           (size_t)1 << 30};
+  const long megabytes[] = {1, 6, 100, 300, 1000};
   (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   skip(); /* they take address space themselves, and end the process without it */
 #endif
   if (address_space() == 0)
     skip(); /* no /proc */
-  for (size_t k = 0; k < sizeof spares / sizeof *spares; k++) {
-    size_t spare = spares[k];
-    test_note("%zu MiB to spare", spare >> 20);
-    expect_quiet_success(calls_under_a_limit, &spare);
-  }
+  for (size_t k = 0; k < sizeof megabytes / sizeof *megabytes; k++)
+    expect_quiet_success("limit", megabytes[k]);
 }
 
-static int calls_with_very_many_threads(void *user) {
-  mha_context *context = user;
+/* 256 tasks of attention, each worth a thread. */
+static int calls_with_many_threads(long threads) {
+  mha_context *context = make_context(NULL, (int32_t)threads);
   int status = 0;
-  for (int round = 0; round < 5 && status == 0; round++)
+  for (int round = 0; round < 3 && status == 0; round++)
     status = call(context);
-  return status;
-}
-
-static int many_threads_in_a_child(void *user) {
-  mha_context *context = make_context(NULL, 1024);
-  (void)user;
-  const int status = calls_with_very_many_threads(context);
   mha_context_destroy(context);
   return status;
 }
@@ -195,7 +182,7 @@ static int many_threads_in_a_child(void *user) {
 /* OpenBLAS ends the process when more threads than it was built for are in products at once. */
 static void many_threads_are_no_more_than_the_blas_takes(void **state) {
   (void)state;
-  expect_quiet_success(many_threads_in_a_child, NULL);
+  expect_quiet_success("many_threads", 1024);
 }
 
 typedef struct caller {
@@ -205,30 +192,30 @@ typedef struct caller {
   int status;
 } caller;
 
-static void *call_often(void *user) {
+static pthread_barrier_t all_are_there;
+
+static void *call_once(void *user) {
   caller *c = user;
-  for (int round = 0; round < 3 && c->status == 0; round++)
-    c->status = call_into(c->context, c->output);
+  (void)pthread_barrier_wait(&all_are_there);
+  c->status = call_into(c->context, c->output);
   return NULL;
 }
 
-/* The same by many contexts, each with few threads. */
-static int many_callers_in_a_child(void *user) {
-  enum { CALLERS = 200 };
-  static caller callers[CALLERS];
+/* The same by many contexts of one thread. */
+static int calls_by_many_callers(long n) {
+  caller callers[400];
   pthread_attr_t small;
   int status = 0;
-  (void)user;
+  (void)pthread_barrier_init(&all_are_there, NULL, (unsigned)n);
   (void)pthread_attr_init(&small);
   (void)pthread_attr_setstacksize(&small, 1 << 20);
-  for (int k = 0; k < CALLERS; k++) {
-    callers[k].context = make_context(NULL, 1);
-    callers[k].output = malloc(output_bytes);
+  for (long k = 0; k < n; k++) {
+    callers[k] = (caller){.context = make_context(NULL, 1), .output = malloc(output_bytes)};
     if (!callers[k].output ||
-        pthread_create(&callers[k].thread, &small, call_often, &callers[k]) != 0)
+        pthread_create(&callers[k].thread, &small, call_once, &callers[k]) != 0)
       return 14;
   }
-  for (int k = 0; k < CALLERS; k++) {
+  for (long k = 0; k < n; k++) {
     (void)pthread_join(callers[k].thread, NULL);
     status = status ? status : callers[k].status;
     mha_context_destroy(callers[k].context);
@@ -241,7 +228,7 @@ static void many_callers_are_no_more_than_the_blas_takes(void **state) {
   (void)state;
   if (test_small())
     skip(); /* 200 threads are nothing for tools that run one at a time */
-  expect_quiet_success(many_callers_in_a_child, NULL);
+  expect_quiet_success("many_callers", 400);
 }
 
 /* ---- fork in odd places ---------------------------------------------------------------------- */
@@ -278,8 +265,8 @@ static void *interrupt_often(void *user) {
   return NULL;
 }
 
-static int calls_interrupted_by_forks(void *user) {
-  mha_context *context = make_context(NULL, *(const int32_t *)user);
+static int calls_interrupted_by_forks(long threads) {
+  mha_context *context = make_context(NULL, (int32_t)threads);
   interrupter i = {.target = pthread_self()};
   pthread_t thread;
   int status = call(context); /* the C library's allocator does not bear a fork in its middle */
@@ -296,11 +283,9 @@ static int calls_interrupted_by_forks(void *user) {
 
 /* A task of the interrupted thread cannot end before its handler does. */
 static void a_signal_handler_may_fork(void **state) {
-  int32_t threads = 1;
   (void)state;
-  expect_quiet_success(calls_interrupted_by_forks, &threads);
-  threads = 3;
-  expect_quiet_success(calls_interrupted_by_forks, &threads);
+  expect_quiet_success("interrupted", 1);
+  expect_quiet_success("interrupted", 3);
 }
 
 static atomic_bool stop_calling;
@@ -315,19 +300,18 @@ static void *call_until_stopped(void *user) {
 /* On one CPU: a thread of real-time priority that waits without sleeping keeps the other from
  * ending its task, for ever or, where the system leaves plain threads a little, for a second each
  * time. */
-static int real_time_forks(void *user) {
+static int real_time_forks(long rounds) {
   caller other = {.context = make_context(NULL, 1), .output = malloc(output_bytes)};
   const struct sched_param priority = {.sched_priority = 1};
   cpu_set_t one;
   int status = 0;
-  (void)user;
   CPU_ZERO(&one);
   CPU_SET((size_t)sched_getcpu(), &one);
   if (!other.output || sched_setaffinity(0, sizeof one, &one) != 0 ||
       pthread_create(&other.thread, NULL, call_until_stopped, &other) != 0)
     return 17;
   if (pthread_setschedparam(pthread_self(), SCHED_FIFO, &priority) == 0) {
-    for (int round = 0; round < 150 && status == 0; round++) {
+    for (int round = 0; round < rounds && status == 0; round++) {
       (void)usleep(3000);
       const pid_t child = fork();
       if (child == 0)
@@ -355,7 +339,7 @@ static void a_real_time_thread_may_fork(void **state) {
   (void)state;
   if (!may_be_real_time())
     skip();
-  expect_quiet_success(real_time_forks, NULL);
+  expect_quiet_success("real_time", 150);
 }
 
 /* ---- The caller's loop ----------------------------------------------------------------------- */
@@ -418,6 +402,7 @@ static void odd_parallel_for(void *user, int64_t n, mha_task *task, void *argume
 
 static void any_loop_gives_the_same_bits(void **state) {
   (void)state;
+  open_layer(4, test_small() ? 40 : 160);
   for (int kind = BY_ONE; kind <= LATE; kind++) {
     odd_loop loop = {.kind = kind};
     mha_context_options options;
@@ -436,9 +421,39 @@ static void any_loop_gives_the_same_bits(void **state) {
     if (!test_blas_is_serial() && loop.calls == 0)
       test_failed("the loop was never called");
   }
+  close_layer();
 }
 
-int main(void) {
+/* ---- The program ----------------------------------------------------------------------------- */
+
+typedef struct scenario {
+  const char *name;
+  int (*run)(long number);
+  int64_t B, L; /* of the layer; L under MHA_TEST_SMALL 40 */
+} scenario;
+
+static int run_scenario(const char *name, long number) {
+  const scenario scenarios[] = {{"limit", calls_under_a_limit, 4, 160},
+                                {"many_threads", calls_with_many_threads, 2, 4096},
+                                {"many_callers", calls_by_many_callers, 1, 600},
+                                {"interrupted", calls_interrupted_by_forks, 4, 160},
+                                {"real_time", real_time_forks, 4, 160}};
+  int status = 21;
+  for (size_t k = 0; k < sizeof scenarios / sizeof *scenarios; k++) {
+    const scenario *s = &scenarios[k];
+    if (strcmp(name, s->name) != 0)
+      continue;
+    open_layer(s->B, test_small() ? 40 : s->L);
+    status = s->run(number);
+    close_layer();
+  }
+  return status;
+}
+
+int main(int argc, char **argv) {
+  program = argv[0];
+  if (argc == 3)
+    return run_scenario(argv[1], strtol(argv[2], NULL, 10));
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_limit_of_memory_costs_threads_only),
       cmocka_unit_test(many_threads_are_no_more_than_the_blas_takes),
@@ -447,5 +462,5 @@ int main(void) {
       cmocka_unit_test(a_real_time_thread_may_fork),
       cmocka_unit_test(any_loop_gives_the_same_bits),
   };
-  return cmocka_run_group_tests(tests, set_up, tear_down);
+  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,6 +240,7 @@ static mha_status read_more(run *r, mha_option which, int64_t width, const char 
 static mha_status read_sequences(run *r, mha_error *error) {
   mha_forward_args *args = &r->args;
   MHA_INIT(args);
+  args->flags = MHA_ALLOW_EMPTY; /* an empty file is meant */
   mha_status status =
       read_sequence(r, MHA_OPTION_INPUT, r->config.query_width, "Eq", &r->query, error);
   if (status)
