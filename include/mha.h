@@ -55,11 +55,20 @@
  * Errors: every function that can fail returns an mha_status and must be checked. The optional
  * mha_error belongs to the caller and holds a message that names the argument, the value received
  * and the rule; it is written on every return, success included. Errors are found before anything
- * is written: on failure outputs are as they were. The library never prints, exits or aborts.
+ * is written: on failure outputs are as they were. The library never prints, exits or aborts. Where
+ * a thread cannot be started, or the BLAS takes no further one (OpenBLAS was built for a largest
+ * number, MAX_THREADS in mha_build_info, and maps 128 MiB of address space for each), it works with
+ * the threads that there are; where the BLAS has no memory for one, the call is MHA_ERROR_MEMORY.
  *
  * Threads: mha_weights may be used from any number of threads at once. mha_context serves one
  * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own. A
  * mha_cache has any number of readers or one writer.
+ *
+ * Callbacks (allocator, parallel_for, trace): they must return. One that leaves by longjmp, or in
+ * C++ by an exception, leaves the context inside its call for ever (MHA_ERROR_BUSY), a cache too,
+ * and the BLAS at one thread: catch everything in the callback and keep it for after the call. In a
+ * coroutine, a callback must not suspend. A call needs some 100 KiB of the caller's stack, most of
+ * it for the BLAS.
  *
  * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
  * whole process, because many small products run faster on the library's own threads; the count is
@@ -392,7 +401,9 @@ typedef void mha_task(void *argument, int64_t index);
 
 /**
  * A caller's own parallel loop: calls task(argument, i) exactly once for every i in [0, n), on any
- * threads, and returns when all are done. n is at most the context's n_threads.
+ * threads, and returns when all have returned. n is at most the context's n_threads. What a loop
+ * leaves undone, the calling thread does afterwards; an index that comes twice or is out of range
+ * does no harm. A call after mha_context_destroy does.
  */
 typedef void mha_parallel_for(void *user, int64_t n, mha_task *task, void *argument);
 
@@ -406,8 +417,9 @@ typedef struct mha_context_options {
   uint32_t flags;                 /**< MHA_LEAVE_BLAS_ALONE or 0 */
   int32_t n_threads;              /**< 0: as many as the BLAS would use (it honours its environment
                                        variables), or this process's CPUs where it knows no threads
-                                       or was told no number; 1: the caller alone; n: n, at most 1024 */
-  mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = OpenMP */
+                                       or was told no number; 1: the caller alone; n: n, at most 1024 and what
+                                     the BLAS takes */
+  mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = own threads */
   void *parallel_user;            /**< passed to parallel_for; must outlive the context */
   const mha_allocator *allocator; /**< for the context and its scratch; NULL = the C library */
 } mha_context_options;
@@ -416,10 +428,15 @@ typedef struct mha_context_options {
  * Scratch memory and threads; serves any number of layers, one after the other.
  * Thread rule: one caller at a time; a second entry, also from a callback, is MHA_ERROR_BUSY.
  * Two contexts may be used by two threads at once, over the same weights.
+ * Its threads are started when a call is first worth them, or by a reserve; they sleep between
+ * calls, with all signals blocked, and end with the context, which has to be destroyed before a
+ * static library in a plugin is unloaded (the shared library stays in the process once it is
+ * loaded). One caller's threads do not serve another context.
  * fork() waits, some milliseconds, until no thread is inside a product. After it a child may go on
  * using a context that was idle; it then runs on one thread, unless the context has a parallel_for.
- * If another thread was inside a call at that moment, the child's BLAS stays at the one thread it
- * was held at.
+ * Contexts made in the child have threads again. If another thread was inside a call at that
+ * moment, the child's BLAS stays at the one thread it was held at. A signal handler that forks in
+ * the middle of a call waits for nobody; its child may do what POSIX allows there, such as exec.
  */
 typedef struct mha_context mha_context;
 
