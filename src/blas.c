@@ -229,17 +229,29 @@ static int32_t current_count(void) {
   return n > 0 ? (int32_t)n : 0;
 }
 
-/* Signals wait meanwhile: OpenBLAS holds a lock that its own fork handler takes, so that a signal
- * handler that forks here would wait for its own thread. */
 static void set_count(int32_t n) {
-  sigset_t all;
-  sigset_t before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   if (openblas_set_num_threads)
     openblas_set_num_threads(n);
   else if (bli_thread_set_num_threads)
     bli_thread_set_num_threads(n);
+}
+
+/* OpenBLAS ends its threads before a fork and starts them again in the next call of the above,
+ * under a lock that its own fork handler takes: a signal handler that forks there would wait for
+ * its own thread. So signals wait, where a fork may have been. */
+static atomic_bool forked = true;
+
+static void set_count_safely(int32_t n) {
+  sigset_t all;
+  sigset_t before;
+  if (!atomic_load_explicit(&forked, memory_order_relaxed)) {
+    set_count(n);
+    return;
+  }
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  atomic_store(&forked, false);
+  set_count(n);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -279,7 +291,7 @@ void mha_blas_guard_enter(void) {
   if (guard.holders++ == 0) {
     guard.count = current_count();
     if (guard.count > 1)
-      set_count(1);
+      set_count_safely(1);
   }
   unlock_guard();
 }
@@ -290,7 +302,7 @@ void mha_blas_guard_leave(void) {
   lock_guard();
   holding--;
   if (guard.holders > 0 && --guard.holders == 0 && guard.count > 1 && current_count() == 1)
-    set_count(guard.count);
+    set_count_safely(guard.count);
   unlock_guard();
 }
 
@@ -299,6 +311,10 @@ void mha_blas_guard_leave(void) {
 
 bool mha_blas_is_guarding(void) {
   return locking != 0;
+}
+
+void mha_blas_note_fork(void) {
+  atomic_store(&forked, true);
 }
 
 void mha_blas_before_fork(void) {
@@ -327,8 +343,8 @@ void mha_blas_after_fork_in_child(void) {
  * its configuration tells the number. */
 int32_t mha_blas_most_callers(void) {
   static const char key[] = "MAX_THREADS=";
-  const char *text = openblas_get_config ? strstr(openblas_get_config(), key) : NULL;
-  const long n = text ? strtol(text + sizeof key - 1, NULL, 10) : 0;
+  const char *text = strstr(mha_blas_vendor(), key);
+  const long n = text && openblas_get_config ? strtol(text + sizeof key - 1, NULL, 10) : 0;
   return n > 0 && n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
@@ -347,20 +363,22 @@ bool mha_blas_takes_callers(int n, int more) {
 extern __attribute__((weak)) int bli_arch_query_id(void);
 extern __attribute__((weak)) char *bli_arch_string(int id);
 
-static pthread_once_t blis_named = PTHREAD_ONCE_INIT;
-static char blis_name[64];
+static pthread_once_t named = PTHREAD_ONCE_INIT;
+static char name[256];
 
-static void name_blis(void) {
-  (void)snprintf(blis_name, sizeof blis_name, "BLIS %s", bli_info_get_version_str());
+/* OpenBLAS writes its text anew, in one place, each time it is asked. */
+static void find_name(void) {
+  if (openblas_get_config)
+    (void)snprintf(name, sizeof name, "%s", openblas_get_config());
+  else if (bli_info_get_version_str)
+    (void)snprintf(name, sizeof name, "BLIS %s", bli_info_get_version_str());
+  else
+    (void)snprintf(name, sizeof name, "CBLAS of unknown vendor");
 }
 
 const char *mha_blas_vendor(void) {
-  if (openblas_get_config)
-    return openblas_get_config();
-  if (!bli_info_get_version_str)
-    return "CBLAS of unknown vendor";
-  (void)pthread_once(&blis_named, name_blis);
-  return blis_name;
+  (void)pthread_once(&named, find_name);
+  return name;
 }
 
 const char *mha_blas_core(void) {

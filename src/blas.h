@@ -70,7 +70,9 @@ void mha_blas_guard_leave(void);
 /* Whether the calling thread is in the middle of the guard's lines: a signal handler asks. */
 bool mha_blas_is_guarding(void);
 
-/* Around a fork of the calling thread. In the child the locks are free. */
+/* Around a fork of the calling thread; the first also where the others cannot be called. In the
+ * child the locks are free. */
+void mha_blas_note_fork(void);
 void mha_blas_before_fork(void);
 void mha_blas_after_fork(void);
 void mha_blas_after_fork_in_child(void);

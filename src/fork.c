@@ -20,6 +20,7 @@ static pthread_once_t watched = PTHREAD_ONCE_INIT;
 static _Thread_local volatile sig_atomic_t hurried;
 
 static void before_fork(void) {
+  mha_blas_note_fork();
   hurried = mha_gate_is_inside() || mha_blas_is_guarding();
   if (hurried)
     return;
