@@ -1,5 +1,6 @@
 /* Owns the command `mha`: which command runs, what is printed where, the exit status. */
 #include "commands.h"
+#include "signals.h"
 #include "terminal.h"
 
 #include "../error.h"
@@ -99,6 +100,7 @@ static int parse_and_run(int command, int n_words, char **words) {
 
 int main(int argc, char **argv) {
   mha_error error;
+  mha_signals_prepare();
   if (argc < 2)
     return fail(MHA_EXIT_USAGE, "no command; rule: " COMMANDS ", and --help explains them");
   const bool alone = argc == 2;
@@ -106,6 +108,13 @@ int main(int argc, char **argv) {
     return print_help();
   if (alone && strcmp(argv[1], "--version") == 0)
     return print_version();
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "--version") == 0) {
+    (void)mha_fail(
+        &error, MHA_ERROR_VALUE,
+        "%s is given with \"%.64s\"; rule: it stands alone, and --help also behind " COMMANDS,
+        argv[1], argv[2]);
+    return fail(MHA_EXIT_USAGE, error.message);
+  }
   for (int i = 0; i < N_COMMANDS; i++)
     if (strcmp(argv[1], commands[i].name) == 0)
       return parse_and_run(i, argc - 2, argv + 2);
