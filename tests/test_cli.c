@@ -978,6 +978,9 @@ static void inspect_refuses_bad_files(void **state) {
   put_bytes("model", "", 0);
   RUN_BADLY(1, "model is empty; rule: weights are", "inspect", "model");
   assert_int_equal(unlink("model"), 0);
+  assert_int_equal(mkdir("bad", 0700), 0);
+  RUN_BADLY(1, "bad is a folder without .npy files; rule: weights are", "inspect", "bad");
+  assert_int_equal(rmdir("bad"), 0);
   RUN_BADLY(1, "absent", "inspect", "absent");
   RUN_BADLY(1, "/dev/null", "inspect", "/dev/null");
   assert_int_equal(mkdir("bad", 0700), 0);
@@ -1366,6 +1369,7 @@ static void results_meet_through_links(void **state) {
 static void refuse_result(const char *path, const char *fragment) {
   test_note("%s", path);
   RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", path, "--trace");
+  assert_memory_equal(err_text, "mha: --output: ", 15);
   RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", "new.npy", "--lse", path, "--trace");
   RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", "new.npy", "--svg", path, "--trace");
   RUN_BADLY(1, fragment, "demo", "--svg", path, "--trace");
@@ -1390,7 +1394,7 @@ static void what_is_no_file_stays_as_it_is(void **state) {
   put_bytes("protected", "old", 3);
   assert_int_equal(chmod("protected", 0444), 0);
   const int before = files_here();
-  refuse_result("fifo", "fifo is not a regular file; rule: only such are replaced");
+  refuse_result("fifo", ": fifo is not a regular file; rule: only such are replaced");
   refuse_result("w", "w is not a regular file");
   refuse_result("/dev/null", "/dev/null is not a regular file");
   refuse_result("null", "null is not a regular file");

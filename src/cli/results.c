@@ -48,6 +48,12 @@ static mha_status check_earlier(const mha_options *options, const mha_option *re
   return MHA_OK;
 }
 
+static mha_status check_writable(const char *name, const char *path, mha_error *error) {
+  mha_error cause;
+  const mha_status status = mha_output_check(path, &cause);
+  return status ? mha_fail(error, status, "%s: %s", name, cause.message) : MHA_OK;
+}
+
 mha_status mha_results_check(const mha_options *options, const mha_option *results, int n,
                              mha_error *error) {
   mha_status status = MHA_OK;
@@ -64,6 +70,6 @@ mha_status mha_results_check(const mha_options *options, const mha_option *resul
   }
   for (int i = 0; !status && i < n; i++)
     if (options->values[results[i]].given)
-      status = mha_output_check(options->values[results[i]].text, error);
+      status = check_writable(mha_option_name(results[i]), options->values[results[i]].text, error);
   return status;
 }

@@ -261,6 +261,10 @@ static mha_status open_folder(const char *path, bool read_into_memory,
     return mha_fail_system(path, "opened", errno, error);
   mha_status status = list_folder(path, folder, allocator, tensors, error);
   (void)closedir(folder);
+  if (!status && tensors->n == 0)
+    status =
+        mha_fail(error, MHA_ERROR_FORMAT, "%s is a folder without .npy files; rule: " WEIGHTS_RULE,
+                 mha_shown_path(path));
   if (!status)
     qsort(tensors->items, (size_t)tensors->n, sizeof tensors->items[0], by_name);
   for (int64_t i = 0; !status && i < tensors->n; i++) {
