@@ -33,6 +33,7 @@ set(MHA_SOURCES
     src/cpus.c
     src/files/path.c
     src/files/text.c
+    src/files/kind.c
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
@@ -49,6 +50,7 @@ set(MHA_READER_SOURCES
     src/memory.c
     src/files/path.c
     src/files/text.c
+    src/files/kind.c
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
@@ -58,6 +60,8 @@ set(MHA_READER_SOURCES
 
 set(MHA_CLI_SOURCES
     src/cli/main.c
+    src/cli/signals.c
+    src/cli/results.c
     src/cli/options.c
     src/cli/demo.c
     src/cli/run.c

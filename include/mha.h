@@ -348,7 +348,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  * memory first; a layer that is a small part of it then keeps only its own numbers. float64,
  * float16, bfloat16, and numbers that lie unaligned, column-major or in the other byte order are
  * converted once, into memory that the layer owns. A header of more than 100 MB, 262144 tensors or
- * 65536 metadata entries is refused.
+ * 65536 metadata entries is refused. So is a file of another kind (GGUF, PyTorch's .pt, HDF5, .npz,
+ * ONNX, ...), with a message that says what it seems to be.
  * @param config n_heads is needed, n_kv_heads where heads are grouped (0 = H), and norm_epsilon
  *               where the file has q_norm.weight, which is applied as it is; the other sizes, left
  *               0, follow from the shapes and must agree with them where given.
@@ -370,10 +371,15 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, con
  * Writes a layer's matrices, biases, norms and sinks as float32 into a safetensors file that
  * mha_weights_load reads: MHA_OUT_IN under Hugging Face's names (q_proj, k_proj, v_proj, o_proj),
  * MHA_IN_OUT under the article's. The file is complete and synced under a temporary name beside
- * `path` before it takes its place: a crash leaves the old file or the new one. The config (heads,
- * scale, norm_epsilon, positions) is not written.
+ * `path` before it takes its place: a crash leaves the old file or the new one. A process that is
+ * ended in the middle, by a signal say, leaves the temporary file, .mha-*.tmp; the library catches
+ * no signals. A limit on the size of files (RLIMIT_FSIZE) is an error and raises no SIGXFSZ. The
+ * config (heads, scale, norm_epsilon, positions) is not written.
  * @param weights a layer with all four matrices. Not NULL.
- * @param path    the file; replaced if there is one. Not NULL.
+ * @param path    the file; replaced as a whole if there is one, with its permissions. A symbolic
+ *                link stays, what it leads to is replaced or made; of several hard links only this
+ *                one gets the new file. Refused (IO) are what may not be written, folders, pipes,
+ *                devices, and names of open files such as /dev/stdout or /dev/fd/3. Not NULL.
  * @param prefix  stands before each name, UTF-8; NULL or "" = none.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL; UNSUPPORTED if a matrix is absent; VALUE if the prefix is not UTF-8; OVERFLOW;
