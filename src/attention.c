@@ -53,16 +53,12 @@ static int64_t score_columns(const mha_cut *cut, int64_t span) {
 
 /* The one place that knows how a worker's scratch is laid out. Few queries: as if one task had all
  * heads, so that only the sizes that a caller can tell ahead of a call count. */
-typedef struct scratch_offsets {
-  size_t scores, correction, poison, values, kinds;
-} scratch_offsets;
-
-static scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
+static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   const mha_cut cut = mha_cut_call(s);
   const int64_t heads = cut.few ? s->H : 1;
   const int64_t queries = mha_min(s->Lq, cut.queries);
   const int64_t columns = score_columns(&cut, s->span);
-  scratch_offsets at;
+  mha_scratch_offsets at;
   at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
   at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
@@ -76,14 +72,20 @@ size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layou
   return layout->bytes;
 }
 
-static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
+void mha_attention_use_scratch(mha_core *core, char *scratch, size_t scratch_bytes) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_layout layout = {0};
-  const scratch_offsets at = lay_out(&sizes, &layout);
+  core->scratch = scratch;
+  core->scratch_bytes = scratch_bytes;
+  core->scratch_at = lay_out(&sizes, &layout);
+}
+
+static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
+  const mha_scratch_offsets *at = &core->scratch_at;
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
-  const tile_scratch s = {(void *)(base + at.scores), (void *)(base + at.correction),
-                          (void *)(base + at.poison), (void *)(base + at.values),
-                          (void *)(base + at.kinds)};
+  const tile_scratch s = {(void *)(base + at->scores), (void *)(base + at->correction),
+                          (void *)(base + at->poison), (void *)(base + at->values),
+                          (void *)(base + at->kinds)};
   return s;
 }
 
@@ -201,11 +203,16 @@ static void locate_part(task *t, int64_t index) {
   k->n = core->visibility.Lq;
 }
 
+/* A single part is the whole: its task finishes its rows itself. */
+static bool leaves_parts(const mha_core *core) {
+  return core->cut.few && core->cut.parts > 1;
+}
+
 /* Where the rows of the task keep m, l, poison and O. */
 static void place_rows(task *t) {
   const mha_core *core = t->core;
   mha_block *k = &t->block;
-  if (t->part >= 0) {
+  if (leaves_parts(core)) {
     const part_results p = part_results_of(core);
     const int64_t row = part_row(core, k->b, t->part, k->h);
     t->row_max = p.max + row;
@@ -482,7 +489,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
     t.replace = true;
     status = attend_keys(&t);
   }
-  if (!core->cut.few)
+  if (!leaves_parts(core))
     finish_rows(&t);
   return status;
 }
@@ -569,7 +576,7 @@ static mha_status run_parts(mha_core *core, const mha_threads *threads) {
                                .operations = 2.0 * (double)(entries * v->Lq) *
                                              (double)(core->cut.parts * core->dv)};
   const mha_status status = mha_parallel_run(threads, &parts);
-  return status ? status : mha_parallel_run(threads, &merge);
+  return status || !leaves_parts(core) ? status : mha_parallel_run(threads, &merge);
 }
 
 mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {

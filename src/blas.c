@@ -152,9 +152,14 @@ static void multiply_whole(float alpha, mha_view a, mha_view b, float beta, floa
 /* y = beta·y, without reading y where beta is 0: whether sgemv then clears a NaN differs between
  * versions and cores. */
 static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
-  for (int64_t r = 0; beta != 1.0f && r < rows; r++)
-    for (int64_t c = 0; c < columns; c++)
-      y[r * y_stride + c] = beta == 0.0f ? 0.0f : beta * y[r * y_stride + c];
+  for (int64_t r = 0; beta != 1.0f && r < rows; r++) {
+    float *row = y + r * y_stride;
+    if (beta == 0.0f)
+      memset(row, 0, (size_t)columns * sizeof *row);
+    else
+      for (int64_t c = 0; c < columns; c++)
+        row[c] *= beta;
+  }
 }
 
 /* A block of stored rows that are columns of W makes its own columns of y from all of x; one of

@@ -34,8 +34,7 @@ void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
   call->core.row_max = workspace->row_max;
   call->core.row_sum = workspace->row_sum;
   call->core.parts = workspace->parts;
-  call->core.scratch = workspace->workers;
-  call->core.scratch_bytes = workspace->worker_bytes;
+  mha_attention_use_scratch(&call->core, workspace->workers, workspace->worker_bytes);
 }
 
 mha_status mha_call_run(const mha_call *call, const mha_context *context) {

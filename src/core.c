@@ -202,8 +202,15 @@ float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum
 
 mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
   const mha_visibility *v = &core->visibility;
-  const mha_cut_sizes sizes = {
-      v->B, v->H, core->G, v->Lq, mha_key_span(v), core->d, core->dv, v->query_starts != NULL};
+  const mha_cut_sizes sizes = {v->B,
+                               v->H,
+                               core->G,
+                               v->Lq,
+                               mha_key_span(v),
+                               core->d,
+                               core->dv,
+                               v->query_starts != NULL,
+                               v->left >= 0};
   return sizes;
 }
 

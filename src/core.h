@@ -11,6 +11,11 @@ typedef struct mha_heads {
   int64_t batch_stride, row_stride, head_stride;
 } mha_heads;
 
+/* Offsets of a worker's arrays within its scratch, see attention.c. */
+typedef struct mha_scratch_offsets {
+  size_t scores, correction, poison, values, kinds;
+} mha_scratch_offsets;
+
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   mha_visibility visibility;
@@ -26,6 +31,7 @@ typedef struct mha_core {
   float *parts;       /* few queries: results of the parts, mha_attention_parts_floats */
   char *scratch;      /* mha_attention_scratch_bytes for each worker, one after the other */
   size_t scratch_bytes;
+  mha_scratch_offsets scratch_at;
 } mha_core;
 
 /* A layer's own rules, which hold where a call does not override them. */
