@@ -3,12 +3,15 @@
 #include "support.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 /* ---- Failing with a story -------------------------------------------------------------------- */
 
@@ -43,6 +46,13 @@ void test_expect(mha_status status, mha_status expected, const mha_error *error)
 
 bool test_small(void) {
   return getenv("MHA_TEST_SMALL") != NULL;
+}
+
+void test_keep_memory(void) {
+#ifdef __GLIBC__
+  (void)mallopt(M_MMAP_THRESHOLD, 32 << 20); /* glibc takes no more */
+  (void)mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
 }
 
 /* ---- Random numbers -------------------------------------------------------------------------- */
