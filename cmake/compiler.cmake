@@ -26,6 +26,9 @@ endfunction()
 function(mha_link_strictly target map)
   mha_link_with(${target} --as-needed)
   mha_link_with(${target} --version-script=${map})
+  # It stays in the process until its end: a context that is still there when it is unloaded has
+  # threads, and so may the BLAS.
+  mha_link_with(${target} -z,nodelete)
   # A sanitizer's run-time library is part of the program alone, so its symbols are missing here.
   if(NOT "${CMAKE_C_FLAGS} ${CMAKE_SHARED_LINKER_FLAGS}" MATCHES "-fsanitize")
     mha_link_with(${target} -z,defs)

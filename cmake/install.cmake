@@ -5,8 +5,7 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 
-# Two exports, because only the static library needs BLAS, jansson, OpenMP and threads where it is
-# linked.
+# Two exports, because only the static library needs BLAS, jansson and threads where it is linked.
 foreach(kind IN ITEMS shared static)
   set(target mha)
   if(kind STREQUAL "static")
@@ -50,11 +49,6 @@ foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES)
     list(APPEND pc_private "-L${folder}")
   endif()
   list(APPEND pc_private "-l${name}")
-endforeach()
-foreach(name IN LISTS OpenMP_C_LIB_NAMES)
-  if(NOT name STREQUAL "pthread")
-    list(APPEND pc_private "-l${name}")
-  endif()
 endforeach()
 if(MHA_MATH_LIBRARY)
   list(APPEND pc_private -lm)

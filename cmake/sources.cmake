@@ -26,8 +26,14 @@ set(MHA_SOURCES
     src/trace.c
     src/blas.c
     src/parallel.c
+    src/pool.c
+    src/gate.c
+    src/fork.c
+    src/openmp.c
+    src/cpus.c
     src/files/path.c
     src/files/text.c
+    src/files/kind.c
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
@@ -44,6 +50,7 @@ set(MHA_READER_SOURCES
     src/memory.c
     src/files/path.c
     src/files/text.c
+    src/files/kind.c
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
@@ -53,6 +60,8 @@ set(MHA_READER_SOURCES
 
 set(MHA_CLI_SOURCES
     src/cli/main.c
+    src/cli/signals.c
+    src/cli/results.c
     src/cli/options.c
     src/cli/demo.c
     src/cli/run.c

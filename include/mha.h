@@ -55,11 +55,20 @@
  * Errors: every function that can fail returns an mha_status and must be checked. The optional
  * mha_error belongs to the caller and holds a message that names the argument, the value received
  * and the rule; it is written on every return, success included. Errors are found before anything
- * is written: on failure outputs are as they were. The library never prints, exits or aborts.
+ * is written: on failure outputs are as they were. The library never prints, exits or aborts. Where
+ * a thread cannot be started, or the BLAS takes no further one (OpenBLAS was built for a largest
+ * number, MAX_THREADS in mha_build_info, and maps 128 MiB of address space for each), it works with
+ * the threads that there are; where the BLAS has no memory for one, the call is MHA_ERROR_MEMORY.
  *
  * Threads: mha_weights may be used from any number of threads at once. mha_context serves one
  * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own. A
  * mha_cache has any number of readers or one writer.
+ *
+ * Callbacks (allocator, parallel_for, trace): they must return. One that leaves by longjmp, or in
+ * C++ by an exception, leaves the context inside its call for ever (MHA_ERROR_BUSY), a cache too,
+ * and the BLAS at one thread: catch everything in the callback and keep it for after the call. In a
+ * coroutine, a callback must not suspend. A call needs some 100 KiB of the caller's stack, most of
+ * it for the BLAS.
  *
  * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
  * whole process, because many small products run faster on the library's own threads; the count is
@@ -117,7 +126,8 @@ extern "C" {
 typedef enum mha_status {
   MHA_OK = 0,
   MHA_ERROR_NULL = 1,         /**< a pointer that must be given is NULL */
-  MHA_ERROR_STRUCT_SIZE = 2,  /**< struct_size too small, or an unknown tail that is not zero */
+  MHA_ERROR_STRUCT_SIZE = 2,  /**< struct_size too small or too large (MHA_INIT was forgotten), or
+                                   an unknown tail that is not zero */
   MHA_ERROR_SIZE = 3,         /**< a dimension is zero, negative, or does not fit another */
   MHA_ERROR_HEADS = 4,        /**< H mod G ≠ 0, or a width that H does not divide */
   MHA_ERROR_STRIDE = 5,       /**< a stride or leading dimension that no product can take */
@@ -152,8 +162,13 @@ MHA_API const char *mha_status_name(mha_status status);
  *  Use MHA_INIT, which passes the right size. */
 MHA_API void mha_struct_init(void *structure, size_t bytes);
 
-/** Prepares any of this header's structs that begin with struct_size: MHA_INIT(&args). The others,
- *  mha_tensor and mha_allocator, begin as {0}; there MHA_INIT does not compile. */
+/** The largest struct_size that is accepted, in any release: what a struct holds that nobody
+ *  prepared is hardly ever smaller, and is then refused as MHA_ERROR_STRUCT_SIZE. */
+#define MHA_MAX_STRUCT_BYTES 4096
+
+/** Prepares any of this header's structs that begin with struct_size: MHA_INIT(&args), before any
+ *  of its members is set. The others, mha_tensor and mha_allocator, begin as {0}; there MHA_INIT
+ *  does not compile. */
 #define MHA_INIT(structure)                                                                        \
   mha_struct_init((structure), sizeof *(structure) + 0 * sizeof(structure)->struct_size)
 
@@ -223,7 +238,7 @@ typedef struct mha_config {
   double rope_base;        /**< greater than 0, or 0 = 10000; not used with tables */
   int64_t rope_positions;  /**< rows of the tables */
   const float *rope_cos; /**< [rope_positions][rotary_size/2] or NULL = computed in double; used */
-  const float *rope_sin; /**< as given. Both or none; not copied: unchanged, alive until the end */
+  const float *rope_sin; /**< as given. Both or none; not copied: as with MHA_BORROW */
   const mha_allocator *allocator; /**< for the weights object; NULL = the C library */
 } mha_config;
 
@@ -233,8 +248,9 @@ typedef struct mha_config {
 /** Bit of mha_config.flags, for mha_weights_load: read the files into memory, do not map them. */
 #define MHA_READ_FILE UINT32_C(16)
 
-/** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks nothing:
- *  mha_weights_create does. Use the macro mha_config_init, which passes the size. */
+/** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks none of them:
+ *  mha_weights_create does. Does nothing where config is NULL or struct_size too small for one.
+ *  Use the macro mha_config_init, which passes the size. */
 MHA_API void mha_config_init_sized(mha_config *config, size_t struct_size, int64_t model_width,
                                    int64_t n_heads);
 /** mha_config_init(&config, model_width, n_heads): the usual start. */
@@ -247,16 +263,25 @@ typedef enum mha_orientation {
   MHA_OUT_IN = 2  /**< W [out][in], y = x·Wᵀ: PyTorch, Hugging Face */
 } mha_orientation;
 
-/** Who keeps the numbers of mha_matrices. */
+/**
+ * Who keeps the numbers of mha_matrices. Borrowed numbers may change between calls, as an optimizer
+ * changes them, while no call on any thread uses the layer: the next one computes with what it
+ * finds there, as a layer made anew would. That goes for matrices, biases, norm weights and sinks,
+ * and for the rotary tables, which are borrowed always. Nothing that is made of them is kept; what
+ * is kept is the config, with the scale and the frequencies that follow from it. What creation
+ * checks, that no sink is NaN or +inf, is not checked again.
+ */
 typedef enum mha_ownership {
   MHA_COPY = 0,  /**< the weights object copies them; yours may go after mha_weights_create */
-  MHA_BORROW = 1 /**< the weights object points to yours: unchanged and alive until its end */
+  MHA_BORROW = 1 /**< the weights object points to yours: alive until its end, and unchanged while a
+                      call uses them */
 } mha_ownership;
 
 /**
  * One layer's numbers. Shapes are given for MHA_IN_OUT; with MHA_OUT_IN both dimensions change
  * places. Either goes to BLAS as it lies. A leading dimension is the distance between rows, 0 =
- * dense, so that one packed block, such as [Eq][3·Eq], serves as three matrices. A matrix may be
+ * dense, so that one packed block, such as [Eq][3·Eq], serves as three matrices; of a single row it
+ * does not count. A matrix may be
  * NULL: its step is then the identity (input width = output width) and its bias still applies.
  * Each bias may be NULL on its own.
  */
@@ -323,7 +348,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  * memory first; a layer that is a small part of it then keeps only its own numbers. float64,
  * float16, bfloat16, and numbers that lie unaligned, column-major or in the other byte order are
  * converted once, into memory that the layer owns. A header of more than 100 MB, 262144 tensors or
- * 65536 metadata entries is refused.
+ * 65536 metadata entries is refused. So is a file of another kind (GGUF, PyTorch's .pt, HDF5, .npz,
+ * ONNX, ...), with a message that says what it seems to be.
  * @param config n_heads is needed, n_kv_heads where heads are grouped (0 = H), and norm_epsilon
  *               where the file has q_norm.weight, which is applied as it is; the other sizes, left
  *               0, follow from the shapes and must agree with them where given.
@@ -345,10 +371,15 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, con
  * Writes a layer's matrices, biases, norms and sinks as float32 into a safetensors file that
  * mha_weights_load reads: MHA_OUT_IN under Hugging Face's names (q_proj, k_proj, v_proj, o_proj),
  * MHA_IN_OUT under the article's. The file is complete and synced under a temporary name beside
- * `path` before it takes its place: a crash leaves the old file or the new one. The config (heads,
- * scale, norm_epsilon, positions) is not written.
+ * `path` before it takes its place: a crash leaves the old file or the new one. A process that is
+ * ended in the middle, by a signal say, leaves the temporary file, .mha-*.tmp; the library catches
+ * no signals. A limit on the size of files (RLIMIT_FSIZE) is an error and raises no SIGXFSZ. The
+ * config (heads, scale, norm_epsilon, positions) is not written.
  * @param weights a layer with all four matrices. Not NULL.
- * @param path    the file; replaced if there is one. Not NULL.
+ * @param path    the file; replaced as a whole if there is one, with its permissions. A symbolic
+ *                link stays, what it leads to is replaced or made; of several hard links only this
+ *                one gets the new file. Refused (IO) are what may not be written, folders, pipes,
+ *                devices, and names of open files such as /dev/stdout or /dev/fd/3. Not NULL.
  * @param prefix  stands before each name, UTF-8; NULL or "" = none.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL; UNSUPPORTED if a matrix is absent; VALUE if the prefix is not UTF-8; OVERFLOW;
@@ -376,7 +407,9 @@ typedef void mha_task(void *argument, int64_t index);
 
 /**
  * A caller's own parallel loop: calls task(argument, i) exactly once for every i in [0, n), on any
- * threads, and returns when all are done. n is at most the context's n_threads.
+ * threads, and returns when all have returned. n is at most the context's n_threads. What a loop
+ * leaves undone, the calling thread does afterwards; an index that comes twice or is out of range
+ * does no harm. A call after mha_context_destroy does.
  */
 typedef void mha_parallel_for(void *user, int64_t n, mha_task *task, void *argument);
 
@@ -390,8 +423,9 @@ typedef struct mha_context_options {
   uint32_t flags;                 /**< MHA_LEAVE_BLAS_ALONE or 0 */
   int32_t n_threads;              /**< 0: as many as the BLAS would use (it honours its environment
                                        variables), or this process's CPUs where it knows no threads
-                                       or was told no number; 1: the caller alone; n: n, at most 1024 */
-  mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = OpenMP */
+                                       or was told no number; 1: the caller alone; n: n, at most 1024 and what
+                                     the BLAS takes */
+  mha_parallel_for *parallel_for; /**< the caller's thread pool; NULL = own threads */
   void *parallel_user;            /**< passed to parallel_for; must outlive the context */
   const mha_allocator *allocator; /**< for the context and its scratch; NULL = the C library */
 } mha_context_options;
@@ -400,10 +434,15 @@ typedef struct mha_context_options {
  * Scratch memory and threads; serves any number of layers, one after the other.
  * Thread rule: one caller at a time; a second entry, also from a callback, is MHA_ERROR_BUSY.
  * Two contexts may be used by two threads at once, over the same weights.
+ * Its threads are started when a call is first worth them, or by a reserve; they sleep between
+ * calls, with all signals blocked, and end with the context, which has to be destroyed before a
+ * static library in a plugin is unloaded (the shared library stays in the process once it is
+ * loaded). One caller's threads do not serve another context.
  * fork() waits, some milliseconds, until no thread is inside a product. After it a child may go on
  * using a context that was idle; it then runs on one thread, unless the context has a parallel_for.
- * If another thread was inside a call at that moment, the child's BLAS stays at the one thread it
- * was held at.
+ * Contexts made in the child have threads again. If another thread was inside a call at that
+ * moment, the child's BLAS stays at the one thread it was held at. A signal handler that forks in
+ * the middle of a call waits for nobody; its child may do what POSIX allows there, such as exec.
  */
 typedef struct mha_context mha_context;
 
@@ -479,8 +518,9 @@ typedef enum mha_stage {
 
 /**
  * A boolean mask: a nonzero byte lets query i attend to key j. Extents are 1 (the same for all) or
- * the full size; strides follow from the extents unless given (0 = not given). Never expanded in
- * memory. Bytes of keys that something else hides are not looked at.
+ * the full size; strides follow from the extents unless given (0 = not given), and one of an extent
+ * of 1 does not count. Never expanded in memory. Bytes of keys that something else hides are not
+ * looked at.
  */
 typedef struct mha_mask {
   const uint8_t *data;  /**< [batch][heads][rows][columns], or NULL = no mask */
@@ -555,9 +595,10 @@ typedef struct mha_attention {
 
 /**
  * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
- * order; otherwise each counts as given, size_stride 1 and row_stride at least size. [B][H][L][d]
- * is row_stride d, head_stride L·d; one of the three in a packed [B][L][3][H][d] is row_stride
- * 3·H·d. Batch and head stride may be 0 (the same for all). The size dimension must have stride 1.
+ * order; otherwise each counts as given where its extent exceeds 1, size_stride 1 and row_stride at
+ * least size. [B][H][L][d] is row_stride d, head_stride L·d; one of the three in a packed
+ * [B][L][3][H][d] is row_stride 3·H·d. Batch and head stride may be 0 (the same for all). The size
+ * dimension must have stride 1.
  */
 typedef struct mha_tensor {
   const float *data;    /**< element (0, 0, 0, 0) */
@@ -583,19 +624,21 @@ typedef enum mha_cache_mode {
                             value must be NULL, and the alignment counts */
 } mha_cache_mode;
 
-/** Sizes of a cache. */
+/** Sizes of a cache. With `weights`, n_entries and capacity are enough, and a window for a ring. */
 typedef struct mha_cache_options {
   size_t struct_size;      /**< set by MHA_INIT */
   int64_t n_entries;       /**< sequences that it holds, at least 1 */
   int64_t capacity;        /**< tokens per entry, at least 1 */
-  int64_t n_kv_heads;      /**< G, at least 1 */
-  int64_t head_size;       /**< d, at least 1 */
-  int64_t value_head_size; /**< dv; 0 = d */
+  int64_t n_kv_heads;      /**< G, at least 1; with weights 0 = the layer's */
+  int64_t head_size;       /**< d, at least 1; with weights 0 = the layer's */
+  int64_t value_head_size; /**< dv; 0 = d, with weights the layer's */
   int64_t
       window; /**< 0: all tokens are kept. Otherwise a ring for layers with a window, window_left
                    + 1: old tokens make room for new ones, the memory stays the same however long
                    the sequence. A call may bring capacity − window − rollback + 1 tokens */
   int64_t rollback; /**< ring only: how far a truncation may go back behind the longest length */
+  const mha_weights *weights; /**< the layer that it is for: sizes left 0 are the layer's, others
+                                   must agree with it. Not kept. NULL = all sizes are given */
   const mha_allocator *allocator; /**< NULL = the C library */
 } mha_cache_options;
 
@@ -614,8 +657,8 @@ typedef struct mha_cache mha_cache;
  * @param options not NULL.
  * @param cache   receives it; free it with mha_cache_destroy. NULL on failure. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, VALUE (a rollback without a window), LENGTH (a ring whose
- * capacity holds no window, rollback and token), OVERFLOW, MEMORY.
+ * Errors: NULL, STRUCT_SIZE, SIZE (also one that is not the layer's), VALUE (a rollback without a
+ * window), LENGTH (a ring whose capacity holds no window, rollback and token), OVERFLOW, MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_create(const mha_cache_options *options,
                                                    mha_cache **cache, mha_error *error);
@@ -674,8 +717,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_ten
  * @param context scratch; not NULL.
  * @param weights the layer, with Eq = Ek = Ev; not NULL.
  * @param x       [batch][length][Eq], dense; may be NULL if batch or length is 0.
- * @param batch   B, at least 0.
- * @param length  L, at least 0.
+ * @param batch   B, at least 0; 0 succeeds and writes nothing.
+ * @param length  L, likewise.
  * @param output  [batch][length][Eo], dense, overwritten; must not overlap x or the weights.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL, SIZE, OVERFLOW, LENGTH (more tokens than the layer's tables have positions),
@@ -687,18 +730,29 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
                                                      mha_error *error);
 
 /**
+ * Bit of flags in mha_forward_args and mha_attend_args: a size of 0 is meant. A batch, a length or
+ * a number of sequences of 0 is legal, and mostly one that was forgotten: without the bit it is
+ * MHA_ERROR_SIZE as soon as an array is given that it is the size of and that the call would use.
+ * Where all of these are NULL it is a success without the bit too.
+ */
+#define MHA_ALLOW_EMPTY UINT32_C(32)
+
+/**
  * Everything that a layer call can be given. Strides count elements, 0 = dense, so that
  * [L][B][E] fits too: batch stride E, row stride B·E. With packed input (attention->query_starts)
  * batch is the number of sequences, query_length and key_length are all rows together, and the
- * batch strides are not used.
+ * batch strides are not used. A stride counts only where its extent exceeds 1.
  */
 typedef struct mha_forward_args {
   size_t struct_size;          /**< set by MHA_INIT */
+  uint32_t flags;              /**< MHA_ALLOW_EMPTY or 0 */
   int32_t accumulate;          /**< nonzero: output += result (a residual); 0: output = result */
   int32_t cache_mode;          /**< mha_cache_mode; 0 without a cache */
-  int64_t batch;               /**< B; 0 succeeds and writes nothing */
+  int32_t reserved;            /**< 0 */
+  int64_t batch;               /**< B; 0 writes nothing, see MHA_ALLOW_EMPTY */
   int64_t query_length;        /**< Lq; 0 likewise, but new rows still go to a cache */
-  int64_t key_length;          /**< Lk; where key is NULL, 0 or Lq */
+  int64_t key_length;          /**< Lk; where key is NULL, 0 or Lq. 0 with a key: no query sees one,
+                                    see MHA_ALLOW_EMPTY */
   const float *query;          /**< [B][Lq][Eq] */
   const float *key;            /**< [B][Lk][Ek]; NULL = query (needs Ek = Eq) */
   const float *value;          /**< [B][Lk][Ev]; NULL = key (needs Ev = Ek); error without key */
@@ -716,11 +770,16 @@ typedef struct mha_forward_args {
   const int64_t *cache_entries; /**< [B] entry of the cache that each batch entry uses; NULL = b */
   const int64_t *new_lengths;   /**< [B] with a cache: how many of the rows are tokens, the others
                                      padding that is not read, 0..rows; NULL = all */
-  int64_t query_position;       /**< added to the rotary position of every query, and of its key
-                                     where key is NULL */
-  int64_t key_position;         /**< added to the rotary position of every row of key */
+  const int64_t *expected_lengths; /**< [B] with a cache: the length that each batch entry's cache
+                                        entry must have before the call, so that a sequence that
+                                        starts again without mha_cache_reset is MHA_ERROR_LENGTH;
+                                        NULL = not checked */
+  int64_t query_position; /**< added to the rotary position of every query, counted or given,
+                               and of its key where key is NULL */
+  int64_t key_position;   /**< added to the rotary position of every row of key, counted or
+                               given */
   const int64_t *query_positions; /**< [B][Lq] rotary positions instead of the counted ones, or
-                                       NULL; packed: [rows] */
+                                       NULL; packed: [rows]. query_position is added to them too */
   const int64_t *key_positions;   /**< [B][Lk] of the rows of key, likewise */
 } mha_forward_args;
 
@@ -732,11 +791,13 @@ typedef struct mha_forward_args {
  * length of the batch's entries after the call; columns are absolute key indices, and those that a
  * ring has dropped show −∞, or weight 0. off[b] is the entry's length before the call, whatever
  * alignment is given, so query i sits at its own token. Nothing else changes: tokens that come
- * together see each other unless causal is set, and a ring needs its window in every call that
- * attends. Query rows behind new_lengths[b] count as behind query_lengths, also where the key is
- * not the query. query_lengths, key_lengths and packed input are refused. On failure the lengths
- * are as they were. With MHA_CACHE_ATTEND off[b] is what the alignment says: a layer that shares
- * the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.
+ * together see each other unless causal is set. Over a ring every call that attends needs
+ * MHA_WINDOW with a window_left below the ring's window; otherwise it is MHA_ERROR_VALUE, from the
+ * first token on. Query rows behind new_lengths[b] count as behind query_lengths, also where the
+ * key is not the query: min(Lq, new_lengths[b]) queries are computed. Without new_lengths all are,
+ * more than the rows of key or fewer. query_lengths, key_lengths and packed input are refused. On
+ * failure the lengths are as they were. With MHA_CACHE_ATTEND off[b] is what the alignment says: a
+ * layer that shares the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.
  *
  * Rotary positions: query i has position off[b] + i with a cache, otherwise i, plus query_position;
  * its key, where key is NULL, the same. Rows of key count likewise with key_position. In packed
@@ -756,9 +817,12 @@ MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_we
 /** Where mha_attend writes and what it obeys. */
 typedef struct mha_attend_args {
   size_t struct_size;             /**< set by MHA_INIT */
+  uint32_t flags;                 /**< MHA_ALLOW_EMPTY or 0 */
+  int32_t reserved;               /**< 0 */
   int64_t n_sequences;            /**< sequences of packed input; otherwise 0 */
   float *output;                  /**< [B][Lq][H][dv]; overlaps nothing else */
-  int64_t output_batch_stride;    /**< from one batch entry to the next; all three 0 = dense */
+  int64_t output_batch_stride;    /**< from one batch entry to the next; all three 0 = dense, and
+                                       one counts only where its extent exceeds 1 */
   int64_t output_row_stride;      /**< from one row to the next */
   int64_t output_head_stride;     /**< from one head to the next */
   const mha_attention *attention; /**< NULL = everyone attends to everyone, scale 1/√d */

@@ -29,10 +29,11 @@ mha_status mha_read_struct(void *known, size_t known_bytes, size_t first_release
     return status;
   size_t bytes = 0;
   memcpy(&bytes, given, sizeof bytes);
-  if (bytes < first_release_bytes)
+  if (bytes < first_release_bytes || bytes > MHA_MAX_STRUCT_BYTES)
     return mha_fail(error, MHA_ERROR_STRUCT_SIZE,
-                    "%s.struct_size is %zu; rule: at least %zu, as MHA_INIT sets it", name, bytes,
-                    first_release_bytes);
+                    "%s.struct_size is %zu; rule: between %zu and %d, as MHA_INIT(&%s) sets it "
+                    "before any member is set",
+                    name, bytes, first_release_bytes, MHA_MAX_STRUCT_BYTES, name);
   if (bytes > known_bytes &&
       !is_zero((const unsigned char *)given + known_bytes, bytes - known_bytes))
     return mha_fail(error, MHA_ERROR_STRUCT_SIZE,
@@ -42,6 +43,13 @@ mha_status mha_read_struct(void *known, size_t known_bytes, size_t first_release
   memset(known, 0, known_bytes);
   memcpy(known, given, bytes < known_bytes ? bytes : known_bytes);
   return MHA_OK;
+}
+
+void mha_write_struct(void *given, const void *known, size_t known_bytes) {
+  size_t bytes = 0;
+  memcpy(&bytes, given, sizeof bytes);
+  memcpy((unsigned char *)given + sizeof bytes, (const unsigned char *)known + sizeof bytes,
+         (bytes < known_bytes ? bytes : known_bytes) - sizeof bytes);
 }
 
 mha_status mha_require(const void *pointer, const char *name, mha_error *error) {
@@ -71,6 +79,16 @@ mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name,
 mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error) {
   return value == 0 ? MHA_OK
                     : mha_fail(error, MHA_ERROR_VALUE, "%s is %d; rule: 0", name, (int)value);
+}
+
+mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name, const void *given,
+                             const char *given_name, mha_error *error) {
+  if (size != 0 || !given || flags & MHA_ALLOW_EMPTY)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_SIZE,
+                  "%s is 0 although %s is given; rule: set it, or MHA_ALLOW_EMPTY in args.flags "
+                  "where a call without any is meant",
+                  size_name, given_name);
 }
 
 /* ---- strides ---- */
@@ -114,8 +132,10 @@ mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mh
 
 mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
                                mha_error *error) {
-  if (shape->row_stride == 0)
+  if (shape->row_stride == 0 || shape->length <= 1)
     shape->row_stride = shape->width;
+  if (shape->batch <= 1)
+    shape->batch_stride = 0;
   if (shape->row_stride < shape->width || shape->batch_stride < 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch stride %lld and row stride %lld; rule: the batch stride is not "
@@ -153,6 +173,10 @@ mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const vo
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "%s has %lld elements; rule: it must fit the address space", name,
                     (long long)elements);
+  if (ranges->n == MHA_MAX_RANGES)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "%s is array number %d of the call; rule: at most %d are told apart", name,
+                    ranges->n + 1, MHA_MAX_RANGES);
   const mha_address_range range = {name, begin, begin + (uintptr_t)bytes, is_output};
   ranges->items[ranges->n++] = range;
   return MHA_OK;

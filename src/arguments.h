@@ -6,12 +6,31 @@
 
 #include <stdbool.h>
 
+/* Bytes of each struct in the first release: what a caller built against it passes. They say behind
+ * which member it ended, since its bytes differ between machines, and never change again, whatever
+ * members join behind. docs/layouts.md has the numbers. */
+#define MHA_ENDS_BEHIND(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
+enum {
+  MHA_FIRST_CONFIG = MHA_ENDS_BEHIND(mha_config, allocator),
+  MHA_FIRST_MATRICES = MHA_ENDS_BEHIND(mha_matrices, sinks),
+  MHA_FIRST_CONTEXT_OPTIONS = MHA_ENDS_BEHIND(mha_context_options, allocator),
+  MHA_FIRST_SHAPE = MHA_ENDS_BEHIND(mha_shape, value_head_size),
+  MHA_FIRST_ATTENTION = MHA_ENDS_BEHIND(mha_attention, log_sum_exp),
+  MHA_FIRST_CACHE_OPTIONS = MHA_ENDS_BEHIND(mha_cache_options, allocator),
+  MHA_FIRST_FORWARD_ARGS = MHA_ENDS_BEHIND(mha_forward_args, key_positions),
+  MHA_FIRST_ATTEND_ARGS = MHA_ENDS_BEHIND(mha_attend_args, attention)
+};
+
 /* Copies a caller's struct, whose first member is its size, into the zeroed `known` of
- * `known_bytes`. A size below that of the first release, or one beyond `known_bytes` whose tail is
- * not zero, is MHA_ERROR_STRUCT_SIZE; given NULL is MHA_ERROR_NULL. `name` goes into the message.
- */
+ * `known_bytes`. A size below that of the first release or above MHA_MAX_STRUCT_BYTES, or one
+ * beyond `known_bytes` whose tail is not zero, is MHA_ERROR_STRUCT_SIZE; given NULL is
+ * MHA_ERROR_NULL. `name` goes into the message. */
 mha_status mha_read_struct(void *known, size_t known_bytes, size_t first_release_bytes,
                            const void *given, const char *name, mha_error *error);
+
+/* The way back: copies `known` into a caller's struct that mha_read_struct has accepted, as far as
+ * its size goes; the size itself, and what this version does not know, stay as they are. */
+void mha_write_struct(void *given, const void *known, size_t known_bytes);
 
 /* Fails with MHA_ERROR_NULL unless `pointer` is given. */
 mha_status mha_require(const void *pointer, const char *name, mha_error *error);
@@ -28,8 +47,19 @@ mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name,
 /* Fails with MHA_ERROR_VALUE unless a reserved member is 0. */
 mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error);
 
+/* Fails with MHA_ERROR_SIZE if a size is 0 although `given`, an array that it is the size of and
+ * that the call would use, is not NULL: a size that was forgotten, unless `flags` has
+ * MHA_ALLOW_EMPTY. */
+mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name, const void *given,
+                             const char *given_name, mha_error *error);
+
 /* Fails with MHA_ERROR_VALUE if one of the n sinks is NaN or +inf; NULL passes. */
 mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mha_error *error);
+
+/* What the caller calls the sizes of a call, for messages about their product. */
+typedef struct mha_size_names {
+  const char *batch, *query_length, *key_length;
+} mha_size_names;
 
 /* The strides of an array [B][L][width] whose innermost stride is 1. */
 typedef struct mha_rows_shape {
@@ -37,8 +67,9 @@ typedef struct mha_rows_shape {
   int64_t batch_stride, row_stride;
 } mha_rows_shape;
 
-/* Replaces strides of 0 by the dense ones and checks that BLAS can take them; of an output also
- * that no two of its elements share an address. `name` as in "query". */
+/* Replaces strides of 0, and those of extents of at most 1, by the dense ones and checks that BLAS
+ * can take them; of an output also that no two of its elements share an address. `name` as in
+ * "query". */
 mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
                                mha_error *error);
 
@@ -56,7 +87,8 @@ typedef struct mha_address_ranges {
 } mha_address_ranges;
 
 /* Adds `elements` elements from data on; NULL data or no elements add nothing. Fails with
- * MHA_ERROR_OVERFLOW if the range leaves the address space. */
+ * MHA_ERROR_OVERFLOW if the range leaves the address space, and with MHA_ERROR_UNSUPPORTED where
+ * there is no room for it: a layer call names 37 arrays, so no caller can see that. */
 mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const void *data,
                           int64_t elements, size_t element_bytes, bool is_output, mha_error *error);
 

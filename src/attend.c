@@ -45,16 +45,16 @@ static mha_status read_output(mha_call *call, const mha_attend_args *args,
   s.head_stride = args->output_head_stride;
   mha_status status = MHA_OK;
   if (!s.batch_stride && !s.row_stride && !s.head_stride)
-    status = mha_tensor_make_dense(&s, "output", error);
+    status = mha_tensor_make_dense(&s, "args.output", error);
   if (!status)
-    status = mha_tensor_check_strides(&s, "output", error);
+    status = mha_tensor_resolve_strides(&s, "args.output", error);
   if (!status && !args->output && s.batch > 0 && s.length > 0)
-    status = mha_require(args->output, "output", error);
+    status = mha_require(args->output, "args.output", error);
   if (!status)
-    status = mha_tensor_add_range(&call->ranges, &s, "output", args->output, true, error);
+    status = mha_tensor_add_range(&call->ranges, &s, "args.output", args->output, true, error);
   if (!status && output_overlaps_itself(&s))
     status = mha_fail(error, MHA_ERROR_OVERLAP,
-                      "output has batch, row and head strides %lld, %lld, %lld; rule: no two "
+                      "args.output has batch, row and head strides %lld, %lld, %lld; rule: no two "
                       "elements of an output share an address",
                       (long long)s.batch_stride, (long long)s.row_stride, (long long)s.head_stride);
   call->core.output = args->output;
@@ -95,12 +95,39 @@ static mha_status check_sequences(const mha_attend_args *args, const mha_attenti
     return args->n_sequences == 0
                ? MHA_OK
                : mha_fail(error, MHA_ERROR_SIZE,
-                          "n_sequences is %lld without query_starts; rule: 0 then",
+                          "args.n_sequences is %lld without attention.query_starts; rule: 0 then",
                           (long long)args->n_sequences);
   if (q->batch != 1)
     return mha_fail(error, MHA_ERROR_SIZE, "q.batch is %lld; rule: 1 with packed input",
                     (long long)q->batch);
-  return mha_require_at_least(args->n_sequences, 0, "n_sequences", error);
+  mha_status status = mha_require_at_least(args->n_sequences, 0, "args.n_sequences", error);
+  if (!status && q->length > 0)
+    status = mha_require_meant(args->flags, args->n_sequences, "args.n_sequences",
+                               rules->query_starts, "attention.query_starts", error);
+  return status;
+}
+
+/* Extents lie beside their pointer, but so do those of a tensor that was half filled in. Those of k
+ * and v agree with one another and, in batch, with q. */
+static mha_status check_meant(const mha_attend_args *args, const mha_tensor *q, const mha_tensor *k,
+                              mha_error *error) {
+  const struct {
+    int64_t size;
+    const char *name;
+    const void *given;
+    const char *given_name;
+  } sizes[] = {{q->batch, "q.batch", q->data, "q.data"},
+               {q->batch, "q.batch", args->output, "args.output"},
+               {q->length, "q.length", q->data, "q.data"},
+               {q->length, "q.length", args->output, "args.output"},
+               {k->length, "k.length", k->data, "k.data"}};
+  mha_status status = mha_require_flags(args->flags, MHA_ALLOW_EMPTY, "args.flags", error);
+  if (!status)
+    status = mha_require_reserved(args->reserved, "args.reserved", error);
+  for (size_t i = 0; !status && i < sizeof sizes / sizeof *sizes; i++)
+    status = mha_require_meant(args->flags, sizes[i].size, sizes[i].name, sizes[i].given,
+                               sizes[i].given_name, error);
+  return status;
 }
 
 static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tensor *k,
@@ -111,7 +138,8 @@ static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tenso
   mha_tensor_shape ks = {0};
   mha_tensor_shape vs = {0};
   mha_core *core = &call->core;
-  mha_status status = mha_read_struct(&args, sizeof args, sizeof args, given, "args", error);
+  mha_status status =
+      mha_read_struct(&args, sizeof args, MHA_FIRST_ATTEND_ARGS, given, "args", error);
   if (!status)
     status = mha_call_read_rules(&rules, args.attention, error);
   if (!status)
@@ -122,6 +150,8 @@ static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tenso
     status = mha_tensor_read(v, "v", &vs, &call->ranges, error);
   if (!status)
     status = check_fit(&qs, &ks, &vs, error);
+  if (!status)
+    status = check_meant(&args, q, k, error);
   if (!status)
     status = check_sequences(&args, &rules, &qs, &core->visibility.B, error);
   if (!status)
@@ -152,8 +182,10 @@ mha_status mha_attend(mha_context *context, const mha_tensor *q, const mha_tenso
     status = mha_context_enter(context, error);
   if (status)
     return status;
-  const mha_call_size size = {mha_core_cut_sizes(&call.core), 0};
-  if (size.core.B > 0 && size.core.Lq > 0) {
+  const mha_call_size size = {
+      mha_core_cut_sizes(&call.core), 0, {"q.batch", "q.length", "k.length"}};
+  /* packed rows behind the last sequence are written, also where there is none */
+  if ((size.core.B > 0 || size.core.packed) && size.core.Lq > 0) {
     status = mha_context_workspace(context, NULL, &size, &workspace, error);
     if (!status) {
       mha_call_use_workspace(&call, &workspace);

@@ -26,7 +26,8 @@ typedef struct tile_scratch {
   float *scores;     /* [rows][score_stride] */
   float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
   float *poison;     /* [rows], see remember_poison; of a task that finishes its rows itself */
-  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0 */
+  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0; rows
+                        replaced_stride apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
 } tile_scratch;
 
@@ -52,20 +53,16 @@ static int64_t score_columns(const mha_cut *cut, int64_t span) {
 
 /* The one place that knows how a worker's scratch is laid out. Few queries: as if one task had all
  * heads, so that only the sizes that a caller can tell ahead of a call count. */
-typedef struct scratch_offsets {
-  size_t scores, correction, poison, values, kinds;
-} scratch_offsets;
-
-static scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
+static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   const mha_cut cut = mha_cut_call(s);
   const int64_t heads = cut.few ? s->H : 1;
   const int64_t queries = mha_min(s->Lq, cut.queries);
   const int64_t columns = score_columns(&cut, s->span);
-  scratch_offsets at;
+  mha_scratch_offsets at;
   at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
   at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
-  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv, 1);
+  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv + 1, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
   return at;
 }
@@ -75,14 +72,20 @@ size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layou
   return layout->bytes;
 }
 
-static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
+void mha_attention_use_scratch(mha_core *core, char *scratch, size_t scratch_bytes) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_layout layout = {0};
-  const scratch_offsets at = lay_out(&sizes, &layout);
+  core->scratch = scratch;
+  core->scratch_bytes = scratch_bytes;
+  core->scratch_at = lay_out(&sizes, &layout);
+}
+
+static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
+  const mha_scratch_offsets *at = &core->scratch_at;
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
-  const tile_scratch s = {(void *)(base + at.scores), (void *)(base + at.correction),
-                          (void *)(base + at.poison), (void *)(base + at.values),
-                          (void *)(base + at.kinds)};
+  const tile_scratch s = {(void *)(base + at->scores), (void *)(base + at->correction),
+                          (void *)(base + at->poison), (void *)(base + at->values),
+                          (void *)(base + at->kinds)};
   return s;
 }
 
@@ -200,11 +203,16 @@ static void locate_part(task *t, int64_t index) {
   k->n = core->visibility.Lq;
 }
 
+/* A single part is the whole: its task finishes its rows itself. */
+static bool leaves_parts(const mha_core *core) {
+  return core->cut.few && core->cut.parts > 1;
+}
+
 /* Where the rows of the task keep m, l, poison and O. */
 static void place_rows(task *t) {
   const mha_core *core = t->core;
   mha_block *k = &t->block;
-  if (t->part >= 0) {
+  if (leaves_parts(core)) {
     const part_results p = part_results_of(core);
     const int64_t row = part_row(core, k->b, t->part, k->h);
     t->row_max = p.max + row;
@@ -249,6 +257,13 @@ static mha_range finish_scores(const task *t, int64_t k, int64_t r, mha_range ke
  * of V are replaced by 0, the shapes staying the same and so every other bit, and rows that see one
  * of them become NaN at the end. */
 
+/* The BLAS must take the same way through the copy as through V itself. OpenBLAS's sgemv has one of
+ * its own for matrices of at most three columns without gaps between their rows; beyond that, bits
+ * do not depend on the leading dimension. So the copy has gaps where V has. */
+static int64_t replaced_stride(const mha_core *core) {
+  return core->v.row_stride == core->dv ? core->dv : core->dv + 1;
+}
+
 /* What one row of V holds. */
 enum { VALUE_FINITE = 0, VALUE_INFINITE = 1, VALUE_NAN = 2 };
 
@@ -267,7 +282,7 @@ static void replace_values(const task *t, int64_t h, mha_range keys) {
   const mha_view values = mha_core_values(t->core, t->block.b, h, keys);
   for (int64_t j = 0; j < values.rows; j++) {
     const float *from = values.data + j * values.row_stride;
-    float *to = t->scratch.values + j * values.columns;
+    float *to = t->scratch.values + j * replaced_stride(t->core);
     t->scratch.kinds[j] = value_kind(from, values.columns);
     if (t->scratch.kinds[j] == VALUE_FINITE)
       memcpy(to, from, (size_t)values.columns * sizeof *to);
@@ -420,7 +435,8 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
     const mha_block group = mha_block_group(t->core, tile, g);
     replace_values(t, group.h, keys);
     softmax_tile(t, &group, keys);
-    status = mha_core_accumulate(t->core, &group, keys, t->scratch.values);
+    status =
+        mha_core_accumulate(t->core, &group, keys, t->scratch.values, replaced_stride(t->core));
   }
   return status;
 }
@@ -437,7 +453,7 @@ static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys)
   if (t->replace)
     return accumulate_replaced(t, &tile, keys);
   softmax_tile(t, &tile, keys);
-  return mha_core_accumulate(t->core, &tile, keys, NULL);
+  return mha_core_accumulate(t->core, &tile, keys, NULL, 0);
 }
 
 static mha_status attend_keys(const task *t) {
@@ -473,7 +489,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
     t.replace = true;
     status = attend_keys(&t);
   }
-  if (!core->cut.few)
+  if (!leaves_parts(core))
     finish_rows(&t);
   return status;
 }
@@ -560,7 +576,7 @@ static mha_status run_parts(mha_core *core, const mha_threads *threads) {
                                .operations = 2.0 * (double)(entries * v->Lq) *
                                              (double)(core->cut.parts * core->dv)};
   const mha_status status = mha_parallel_run(threads, &parts);
-  return status ? status : mha_parallel_run(threads, &merge);
+  return status || !leaves_parts(core) ? status : mha_parallel_run(threads, &merge);
 }
 
 mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
@@ -572,5 +588,6 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   if (!mha_attention_task_limit(&sizes, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
   clear_unowned_rows(core);
-  return mha_parallel_run(threads, &list);
+  /* the slots of no sequence at all have no entry */
+  return core->visibility.B > 0 ? mha_parallel_run(threads, &list) : MHA_OK;
 }

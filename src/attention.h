@@ -9,6 +9,9 @@
 /* Scratch of one worker. */
 size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layout);
 
+/* Takes over the scratch of all workers, scratch_bytes for each, one after the other. */
+void mha_attention_use_scratch(mha_core *core, char *scratch, size_t scratch_bytes);
+
 /* Where a worker's scratch has room for the scores of a task, rows *stride apart. */
 float *mha_attention_scores(const mha_core *core, int32_t worker, int64_t *stride);
 

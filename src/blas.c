@@ -4,15 +4,20 @@
  * Vendors' own functions are weak references: they are there when the BLAS in the process has them
  * and NULL otherwise, so that one binary serves every BLAS that the linker or an alternatives
  * system puts under it. cblas.h is not asked for them, since it may be another vendor's. */
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
+
 #include "blas.h"
 
 #include "memory.h"
 
 #include <cblas.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 extern __attribute__((weak)) int openblas_get_num_threads(void);
 extern __attribute__((weak)) void openblas_set_num_threads(int n);
@@ -147,9 +152,14 @@ static void multiply_whole(float alpha, mha_view a, mha_view b, float beta, floa
 /* y = beta·y, without reading y where beta is 0: whether sgemv then clears a NaN differs between
  * versions and cores. */
 static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
-  for (int64_t r = 0; beta != 1.0f && r < rows; r++)
-    for (int64_t c = 0; c < columns; c++)
-      y[r * y_stride + c] = beta == 0.0f ? 0.0f : beta * y[r * y_stride + c];
+  for (int64_t r = 0; beta != 1.0f && r < rows; r++) {
+    float *row = y + r * y_stride;
+    if (beta == 0.0f)
+      memset(row, 0, (size_t)columns * sizeof *row);
+    else
+      for (int64_t c = 0; c < columns; c++)
+        row[c] *= beta;
+  }
 }
 
 /* A block of stored rows that are columns of W makes its own columns of y from all of x; one of
@@ -231,6 +241,25 @@ static void set_count(int32_t n) {
     bli_thread_set_num_threads(n);
 }
 
+/* OpenBLAS ends its threads before a fork and starts them again in the next call of the above,
+ * under a lock that its own fork handler takes: a signal handler that forks there would wait for
+ * its own thread. So signals wait, where a fork may have been. */
+static atomic_bool forked = true;
+
+static void set_count_safely(int32_t n) {
+  sigset_t all;
+  sigset_t before;
+  if (!atomic_load_explicit(&forked, memory_order_relaxed)) {
+    set_count(n);
+    return;
+  }
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  atomic_store(&forked, false);
+  set_count(n);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
 /* The guard. `count` is what the BLAS had before the first of `holders` entered. */
 static struct {
   pthread_mutex_t lock;
@@ -238,58 +267,100 @@ static struct {
   int32_t count;
 } guard = {PTHREAD_MUTEX_INITIALIZER, 0, 1};
 
-static pthread_once_t fork_handlers = PTHREAD_ONCE_INIT;
+/* Whether this thread holds the lock, or is about to; and how often it is a holder. */
+static _Thread_local volatile sig_atomic_t locking;
+static _Thread_local volatile sig_atomic_t holding;
 
-static void before_fork(void) {
+static void lock_guard(void) {
+  locking = 1;
   pthread_mutex_lock(&guard.lock);
-  pthread_mutex_lock(&product_lock);
 }
 
-static void after_fork_in_parent(void) {
-  pthread_mutex_unlock(&product_lock);
+static void unlock_guard(void) {
   pthread_mutex_unlock(&guard.lock);
-}
-
-/* The threads that held the guard do not exist in the child: nobody will leave for them. */
-static void after_fork_in_child(void) {
-  guard.holders = 0;
-  after_fork_in_parent();
-}
-
-static void install_fork_handlers(void) {
-  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  locking = 0;
 }
 
 int32_t mha_blas_thread_count(void) {
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
   const int32_t n = guard.holders > 0 ? guard.count : current_count();
-  pthread_mutex_unlock(&guard.lock);
+  unlock_guard();
   return n;
-}
-
-void mha_blas_watch_forks(void) {
-  (void)pthread_once(&fork_handlers, install_fork_handlers);
 }
 
 void mha_blas_guard_enter(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
+  holding++;
   if (guard.holders++ == 0) {
     guard.count = current_count();
     if (guard.count > 1)
-      set_count(1);
+      set_count_safely(1);
   }
-  pthread_mutex_unlock(&guard.lock);
+  unlock_guard();
 }
 
 void mha_blas_guard_leave(void) {
   if (mha_blas_threading_kind() != MHA_BLAS_THREADS_OWN)
     return;
-  pthread_mutex_lock(&guard.lock);
+  lock_guard();
+  holding--;
   if (guard.holders > 0 && --guard.holders == 0 && guard.count > 1 && current_count() == 1)
-    set_count(guard.count);
+    set_count_safely(guard.count);
+  unlock_guard();
+}
+
+/* ---- fork ----
+ * The lock of products needs no care: nobody is inside one. */
+
+bool mha_blas_is_guarding(void) {
+  return locking != 0;
+}
+
+void mha_blas_note_fork(void) {
+  atomic_store(&forked, true);
+}
+
+void mha_blas_before_fork(void) {
+  pthread_mutex_lock(&guard.lock);
+}
+
+void mha_blas_after_fork(void) {
   pthread_mutex_unlock(&guard.lock);
+}
+
+/* Other threads that held the guard do not exist in the child: nobody will leave for them. One of
+ * them may have had a lock. */
+void mha_blas_after_fork_in_child(void) {
+  guard.holders = holding;
+  (void)pthread_mutex_init(&guard.lock, NULL);
+  (void)pthread_mutex_init(&product_lock, NULL);
+}
+
+/* ---- how many may call ---- */
+
+/* What OpenBLAS maps for each thread that is in a product; where the system refuses it, it asks
+ * again for ever. */
+#define OPENBLAS_BUFFER_BYTES ((size_t)128 << 20)
+
+/* OpenBLAS ends the process when more threads are in products than it was built for; the text of
+ * its configuration tells the number. */
+int32_t mha_blas_most_callers(void) {
+  static const char key[] = "MAX_THREADS=";
+  const char *text = strstr(mha_blas_vendor(), key);
+  const long n = text && openblas_get_config ? strtol(text + sizeof key - 1, NULL, 10) : 0;
+  return n > 0 && n < INT32_MAX ? (int32_t)n : INT32_MAX;
+}
+
+static bool can_map(size_t bytes) {
+  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory != MAP_FAILED && munmap(memory, bytes) == 0;
+}
+
+bool mha_blas_takes_callers(int n, int more) {
+  return n <= mha_blas_most_callers() &&
+         (!openblas_get_config || can_map((size_t)more * OPENBLAS_BUFFER_BYTES));
 }
 
 /* ---- description ---- */
@@ -297,20 +368,22 @@ void mha_blas_guard_leave(void) {
 extern __attribute__((weak)) int bli_arch_query_id(void);
 extern __attribute__((weak)) char *bli_arch_string(int id);
 
-static pthread_once_t blis_named = PTHREAD_ONCE_INIT;
-static char blis_name[64];
+static pthread_once_t named = PTHREAD_ONCE_INIT;
+static char name[256];
 
-static void name_blis(void) {
-  (void)snprintf(blis_name, sizeof blis_name, "BLIS %s", bli_info_get_version_str());
+/* OpenBLAS writes its text anew, in one place, each time it is asked. */
+static void find_name(void) {
+  if (openblas_get_config)
+    (void)snprintf(name, sizeof name, "%s", openblas_get_config());
+  else if (bli_info_get_version_str)
+    (void)snprintf(name, sizeof name, "BLIS %s", bli_info_get_version_str());
+  else
+    (void)snprintf(name, sizeof name, "CBLAS of unknown vendor");
 }
 
 const char *mha_blas_vendor(void) {
-  if (openblas_get_config)
-    return openblas_get_config();
-  if (!bli_info_get_version_str)
-    return "CBLAS of unknown vendor";
-  (void)pthread_once(&blis_named, name_blis);
-  return blis_name;
+  (void)pthread_once(&named, find_name);
+  return name;
 }
 
 const char *mha_blas_core(void) {

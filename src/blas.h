@@ -67,8 +67,21 @@ int32_t mha_blas_thread_count(void);
 void mha_blas_guard_enter(void);
 void mha_blas_guard_leave(void);
 
-/* Has a child of fork() find the locks in here free. Before the first product. */
-void mha_blas_watch_forks(void);
+/* Whether the calling thread is in the middle of the guard's lines: a signal handler asks. */
+bool mha_blas_is_guarding(void);
+
+/* Around a fork of the calling thread; the first also where the others cannot be called. In the
+ * child the locks are free. */
+void mha_blas_note_fork(void);
+void mha_blas_before_fork(void);
+void mha_blas_after_fork(void);
+void mha_blas_after_fork_in_child(void);
+
+/* How many threads may be inside products at once. */
+int32_t mha_blas_most_callers(void);
+
+/* Whether n threads may be inside products at once, `more` of them more than ever before. */
+bool mha_blas_takes_callers(int n, int more);
 
 /* Vendor with version, and the core its kernels are made for; static or the BLAS's own text. */
 const char *mha_blas_vendor(void);

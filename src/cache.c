@@ -6,10 +6,34 @@
 #include "error.h"
 #include "memory.h"
 #include "tensor.h"
+#include "weights.h"
 
 #include <string.h>
 
 /* ---- creation ---- */
+
+/* Sizes left 0 are the layer's, the others agree with it. */
+static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
+  if (!o->weights)
+    return MHA_OK;
+  const mha_config *c = &o->weights->config;
+  const struct {
+    int64_t *size;
+    int64_t layers;
+    const char *name;
+  } sizes[] = {{&o->n_kv_heads, c->n_kv_heads, "n_kv_heads"},
+               {&o->head_size, c->head_size, "head_size"},
+               {&o->value_head_size, c->value_head_size, "value_head_size"}};
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    if (*sizes[k].size != 0 && *sizes[k].size != sizes[k].layers)
+      return mha_fail(error, MHA_ERROR_SIZE,
+                      "options.%s is %lld with options.weights; rule: 0 or the layer's, %lld",
+                      sizes[k].name, (long long)*sizes[k].size, (long long)sizes[k].layers);
+    *sizes[k].size = sizes[k].layers;
+  }
+  o->weights = NULL;
+  return MHA_OK;
+}
 
 static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
   mha_status status = mha_require_at_least(o->n_entries, 1, "options.n_entries", error);
@@ -92,7 +116,9 @@ mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache,
   if (status)
     return status;
   *cache = NULL;
-  status = mha_read_struct(&o, sizeof o, sizeof o, options, "options", error);
+  status = mha_read_struct(&o, sizeof o, MHA_FIRST_CACHE_OPTIONS, options, "options", error);
+  if (!status)
+    status = take_sizes(&o, error);
   if (!status)
     status = check_sizes(&o, error);
   if (status)
@@ -279,21 +305,24 @@ static mha_status check_entries(mha_cache *cache, const mha_cache_call *call, mh
     return call->B <= cache->sizes.n_entries
                ? MHA_OK
                : mha_fail(error, MHA_ERROR_LENGTH,
-                          "batch is %lld without cache_entries; rule: at most the cache's %lld "
+                          "%s is %lld without %scache_entries; rule: at most the cache's %lld "
                           "entries",
-                          (long long)call->B, (long long)cache->sizes.n_entries);
+                          call->batch, (long long)call->B, call->prefix,
+                          (long long)cache->sizes.n_entries);
   if (call->append)
     cache->n_calls++;
   for (int64_t b = 0; b < call->B; b++) {
     const int64_t entry = call->entries[b];
-    const mha_status status = check_entry(cache, entry, "cache_entries", error);
-    if (status)
-      return status;
+    if (entry < 0 || entry >= cache->sizes.n_entries)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%scache_entries[%lld] is %lld; rule: an entry of the cache, 0 to %lld",
+                      call->prefix, (long long)b, (long long)entry,
+                      (long long)(cache->sizes.n_entries - 1));
     if (call->append && cache->last_call[entry] == cache->n_calls)
       return mha_fail(error, MHA_ERROR_LENGTH,
-                      "cache_entries[%lld] is %lld a second time; rule: a call appends to an entry "
-                      "once",
-                      (long long)b, (long long)entry);
+                      "%scache_entries[%lld] is %lld a second time; rule: a call appends to an "
+                      "entry once",
+                      call->prefix, (long long)b, (long long)entry);
     if (call->append)
       cache->last_call[entry] = cache->n_calls;
   }
@@ -320,6 +349,24 @@ static mha_status check_room(const mha_cache *cache, const mha_cached *cached, i
   return MHA_OK;
 }
 
+/* What the caller says of batch entry b: how long it is by now, and what comes. */
+static mha_status check_lengths(const mha_cache_call *call, const mha_cached *cached, int64_t b,
+                                mha_error *error) {
+  if (call->expected_lengths && call->expected_lengths[b] != mha_cached_before(cached, b))
+    return mha_fail(
+        error, MHA_ERROR_LENGTH,
+        "%sexpected_lengths[%lld] is %lld, but entry %lld of the cache has %lld tokens; "
+        "rule: they agree, mha_cache_reset starts an entry again",
+        call->prefix, (long long)b, (long long)call->expected_lengths[b],
+        (long long)mha_cached_entry(cached, b), (long long)mha_cached_before(cached, b));
+  if (call->new_lengths && (call->new_lengths[b] < 0 || call->new_lengths[b] > call->rows))
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "%snew_lengths[%lld] is %lld; rule: between 0 and the %lld rows given",
+                    call->prefix, (long long)b, (long long)call->new_lengths[b],
+                    (long long)call->rows);
+  return MHA_OK;
+}
+
 mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cached *cached,
                               mha_error *error) {
   const mha_cached described = {.lengths = cache->lengths,
@@ -329,15 +376,14 @@ mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_
                                 .new_rows = call->rows,
                                 .append = call->append,
                                 .capacity = cache->sizes.capacity,
-                                .ring = cache->sizes.window > 0};
+                                .ring = cache->sizes.window > 0,
+                                .window = cache->sizes.window};
   *cached = described;
   mha_status status = check_entries(cache, call, error);
   for (int64_t b = 0; !status && b < call->B; b++) {
-    if (call->new_lengths && (call->new_lengths[b] < 0 || call->new_lengths[b] > call->rows))
-      return mha_fail(error, MHA_ERROR_LENGTH,
-                      "new_lengths[%lld] is %lld; rule: between 0 and the %lld rows given",
-                      (long long)b, (long long)call->new_lengths[b], (long long)call->rows);
-    status = check_room(cache, cached, b, error);
+    status = check_lengths(call, cached, b, error);
+    if (!status)
+      status = check_room(cache, cached, b, error);
   }
   return status;
 }
@@ -422,7 +468,13 @@ mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_ten
     status = mha_cache_enter(cache, true, error);
   if (status)
     return status;
-  const mha_cache_call call = {ks.batch, ks.length, true, cache_entries, new_lengths};
+  const mha_cache_call call = {.prefix = "",
+                               .batch = "k.batch",
+                               .B = ks.batch,
+                               .rows = ks.length,
+                               .append = true,
+                               .entries = cache_entries,
+                               .new_lengths = new_lengths};
   status = mha_cache_describe(cache, &call, &cached, error);
   if (!status) {
     copy_in(cache->keys, &cached, k->data, &ks);

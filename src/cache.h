@@ -28,11 +28,12 @@ void mha_cache_leave(mha_cache *cache, bool change);
 
 /* What a call of B entries does. */
 typedef struct mha_cache_call {
+  const char *prefix, *batch; /* for messages: what stands before the arrays' names; B's name */
   int64_t B;
   int64_t rows; /* rows of each entry that new_lengths counts: of keys, or of queries if the
                    call attends only */
   bool append;
-  const int64_t *entries, *new_lengths; /* [B] or NULL */
+  const int64_t *entries, *new_lengths, *expected_lengths; /* [B] or NULL */
 } mha_cache_call;
 
 /* Checks a call's entries, lengths and room, and describes what it sees. The cache has been

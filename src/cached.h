@@ -15,6 +15,7 @@ typedef struct mha_cached {
   bool append;      /* lengths grow by the new rows */
   int64_t capacity; /* rows of an entry */
   bool ring;        /* token t is in row t mod capacity, otherwise in row t */
+  int64_t window;   /* of a ring: tokens before a query that it keeps, the query's own included */
 } mha_cached;
 
 /* The cache's entry that batch entry b uses. */

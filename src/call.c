@@ -5,7 +5,7 @@
 
 mha_status mha_call_read_rules(mha_attention *rules, const mha_attention *given, mha_error *error) {
   if (given)
-    return mha_read_struct(rules, sizeof *rules, sizeof *rules, given, "attention", error);
+    return mha_read_struct(rules, sizeof *rules, MHA_FIRST_ATTENTION, given, "attention", error);
   MHA_INIT(rules);
   return MHA_OK;
 }
@@ -19,8 +19,8 @@ mha_status mha_call_apply_rules(mha_call *call, const mha_attention *rules, bool
   if (!status)
     status = mha_visibility_ranges(&core->visibility, rules, &call->ranges, error);
   if (!status)
-    status = mha_ranges_add(&call->ranges, "sinks", core->sinks, core->visibility.H, sizeof(float),
-                            false, error);
+    status = mha_ranges_add(&call->ranges, "attention.sinks", core->sinks, core->visibility.H,
+                            sizeof(float), false, error);
   if (!status)
     status = mha_results_init(&call->results, rules, &core->visibility, &call->ranges, error);
   if (status)
@@ -34,8 +34,7 @@ void mha_call_use_workspace(mha_call *call, const mha_workspace *workspace) {
   call->core.row_max = workspace->row_max;
   call->core.row_sum = workspace->row_sum;
   call->core.parts = workspace->parts;
-  call->core.scratch = workspace->workers;
-  call->core.scratch_bytes = workspace->worker_bytes;
+  mha_attention_use_scratch(&call->core, workspace->workers, workspace->worker_bytes);
 }
 
 mha_status mha_call_run(const mha_call *call, const mha_context *context) {

@@ -3,11 +3,13 @@
 
 #include "arguments.h"
 #include "blas.h"
+#include "cpus.h"
 #include "error.h"
+#include "fork.h"
 #include "project.h"
 
 /* More threads than this are taken for a mistake. */
-#define MAX_THREADS 1024
+#define MAX_THREADS MHA_POOL_MAX_WORKERS
 
 /* ---- life ---- */
 
@@ -18,7 +20,7 @@ static int32_t default_threads(void) {
   if (kind == MHA_BLAS_THREADS_LOCKED)
     return 1;
   const int32_t n = kind == MHA_BLAS_THREADS_NONE ? 0 : mha_blas_thread_count();
-  return n > 0 ? n : mha_parallel_cpu_count();
+  return n > 0 ? n : mha_cpu_count();
 }
 
 static mha_status read_options(mha_context *context, const mha_context_options *given,
@@ -26,7 +28,8 @@ static mha_status read_options(mha_context *context, const mha_context_options *
   mha_context_options options = {.struct_size = sizeof options};
   mha_status status = MHA_OK;
   if (given)
-    status = mha_read_struct(&options, sizeof options, sizeof options, given, "options", error);
+    status = mha_read_struct(&options, sizeof options, MHA_FIRST_CONTEXT_OPTIONS, given, "options",
+                             error);
   if (!status)
     status = mha_require_flags(options.flags, MHA_LEAVE_BLAS_ALONE, "options.flags", error);
   if (status)
@@ -41,6 +44,8 @@ static mha_status read_options(mha_context *context, const mha_context_options *
     context->threads.n = 1;
   if (context->threads.n > MAX_THREADS)
     context->threads.n = MAX_THREADS;
+  if (context->threads.n > mha_blas_most_callers())
+    context->threads.n = mha_blas_most_callers();
   context->threads.parallel_for = options.parallel_for;
   context->threads.user = options.parallel_user;
   return MHA_OK;
@@ -57,10 +62,15 @@ mha_status mha_context_create(const mha_context_options *options, mha_context **
   if (status)
     return status;
   mha_context *created = mha_memory_allocate(&prepared.allocator, sizeof *created);
-  if (!created)
+  if (created && prepared.threads.n > 1)
+    prepared.threads.pool = mha_pool_create(&prepared.allocator, prepared.threads.n);
+  if (!created || (prepared.threads.n > 1 && !prepared.threads.pool)) {
+    mha_memory_release(&prepared.allocator, created, sizeof *created);
     return mha_fail(error, MHA_ERROR_MEMORY,
-                    "the context needs %zu bytes; rule: they must be there", sizeof *created);
-  mha_parallel_watch_forks();
+                    "the context and its %d threads need memory; rule: it must be there",
+                    (int)prepared.threads.n);
+  }
+  mha_fork_watch();
   *created = prepared;
   atomic_init(&created->busy, false);
   *context = created;
@@ -71,6 +81,7 @@ void mha_context_destroy(mha_context *context) {
   if (!context)
     return;
   const mha_allocator allocator = context->allocator;
+  mha_pool_destroy(context->threads.pool);
   mha_memory_release(&allocator, context->arena, context->arena_bytes);
   mha_memory_release(&allocator, context, sizeof *context);
 }
@@ -159,9 +170,10 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *size, int
 
 static mha_status overflow(const mha_call_size *s, mha_error *error) {
   return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "batch is %lld, query_length %lld, key_length %lld; rule: their products with "
-                  "the layer's widths must not overflow",
-                  (long long)s->core.B, (long long)s->core.Lq, (long long)s->core.span);
+                  "%s is %lld, %s %lld, %s %lld; rule: their products with the heads and widths "
+                  "must not overflow",
+                  s->names.batch, (long long)s->core.B, s->names.query_length,
+                  (long long)s->core.Lq, s->names.key_length, (long long)s->core.span);
 }
 
 /* Makes the arena at least this large. */
@@ -207,7 +219,7 @@ mha_status mha_context_workspace(mha_context *context, const mha_weights *weight
 static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
                              mha_call_size *size, mha_error *error) {
   mha_shape shape;
-  mha_status status = mha_read_struct(&shape, sizeof shape, sizeof shape, given, "shape", error);
+  mha_status status = mha_read_struct(&shape, sizeof shape, MHA_FIRST_SHAPE, given, "shape", error);
   if (!status)
     status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
   if (!status)
@@ -220,7 +232,9 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
   if (status)
     return status;
+  const mha_size_names names = {"shape.batch", "shape.query_length", "shape.key_length"};
   mha_cut_sizes *s = &size->core;
+  size->names = names;
   s->B = shape.batch;
   s->Lq = shape.query_length;
   s->span = shape.key_length ? shape.key_length : shape.query_length;
@@ -274,6 +288,8 @@ mha_status mha_context_reserve(mha_context *context, const mha_weights *weights,
   status = plan_shape(context, weights, shape, &bytes, error);
   if (!status)
     status = grow(context, bytes, error);
+  if (!status && context->threads.pool && !context->threads.parallel_for)
+    mha_pool_start(context->threads.pool, context->threads.n);
   unclaim(context);
   return status ? status : mha_succeed(error);
 }

@@ -23,6 +23,7 @@ struct mha_context {
 typedef struct mha_call_size {
   mha_cut_sizes core;
   int64_t key_rows; /* of each entry's K and V that need room here, not in a cache */
+  mha_size_names names;
 } mha_call_size;
 
 /* Where the scratch of a call lies in the arena. Without weights the four buffers of the layer are

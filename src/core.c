@@ -20,13 +20,14 @@ mha_status mha_core_rules(mha_core *core, const mha_attention *rules,
   mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
                                         "attention.flags", error);
   if (!status)
-    status = mha_require_finite(core->scale, "scale", error);
+    status = mha_require_finite(core->scale, "attention.scale", error);
   if (!status)
-    status = mha_require_finite(core->softcap, "softcap", error);
+    status = mha_require_finite(core->softcap, "attention.softcap", error);
   if (!status && core->softcap < 0.0f)
-    return mha_fail(error, MHA_ERROR_VALUE, "softcap is %g; rule: at least 0",
+    return mha_fail(error, MHA_ERROR_VALUE, "attention.softcap is %g; rule: at least 0",
                     (double)core->softcap);
-  return status ? status : mha_require_sinks(rules->sinks, core->visibility.H, "sinks", error);
+  return status ? status
+                : mha_require_sinks(rules->sinks, core->visibility.H, "attention.sinks", error);
 }
 
 /* ---- addresses ---- */
@@ -174,7 +175,7 @@ static mha_status multiply_values(const mha_block *block, mha_view values, int64
 }
 
 mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                               const float *values) {
+                               const float *values, int64_t values_stride) {
   const int64_t n = keys.end - keys.begin;
   const int64_t groups = mha_block_groups(core, block);
   mha_status status = MHA_OK;
@@ -185,7 +186,7 @@ mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha
       const mha_block part = mha_block_group(core, block, g);
       mha_view v = mha_core_values(core, block->b, part.h, piece);
       if (values)
-        v = mha_view_rows(values + done * core->dv, v.rows, core->dv, core->dv);
+        v = mha_view_rows(values + done * values_stride, v.rows, core->dv, values_stride);
       else if (core->cut.few)
         fetch_ahead(&core->v, mha_core_values(core, block->b, block->h, next), g, groups);
       status = multiply_values(&part, v, done);
@@ -201,8 +202,15 @@ float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum
 
 mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
   const mha_visibility *v = &core->visibility;
-  const mha_cut_sizes sizes = {
-      v->B, v->H, core->G, v->Lq, mha_key_span(v), core->d, core->dv, v->query_starts != NULL};
+  const mha_cut_sizes sizes = {v->B,
+                               v->H,
+                               core->G,
+                               v->Lq,
+                               mha_key_span(v),
+                               core->d,
+                               core->dv,
+                               v->query_starts != NULL,
+                               v->left >= 0};
   return sizes;
 }
 

@@ -11,6 +11,11 @@ typedef struct mha_heads {
   int64_t batch_stride, row_stride, head_stride;
 } mha_heads;
 
+/* Offsets of a worker's arrays within its scratch, see attention.c. */
+typedef struct mha_scratch_offsets {
+  size_t scores, correction, poison, values, kinds;
+} mha_scratch_offsets;
+
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   mha_visibility visibility;
@@ -26,6 +31,7 @@ typedef struct mha_core {
   float *parts;       /* few queries: results of the parts, mha_attention_parts_floats */
   char *scratch;      /* mha_attention_scratch_bytes for each worker, one after the other */
   size_t scratch_bytes;
+  mha_scratch_offsets scratch_at;
 } mha_core;
 
 /* A layer's own rules, which hold where a call does not override them. */
@@ -62,9 +68,9 @@ mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t 
 mha_status mha_core_scores(const mha_core *core, const mha_block *block, mha_range keys);
 
 /* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from
- * `values` [keys][dv], dense, of the block's one group. */
+ * `values` [keys][dv], rows values_stride apart, of the block's one group. */
 mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                               const float *values);
+                               const float *values, int64_t values_stride);
 
 /* Values [keys][dv] of the key head that serves query head h, as they lie; keys of one tile. */
 mha_view mha_core_values(const mha_core *core, int64_t b, int64_t h, mha_range keys);

@@ -196,9 +196,10 @@ static mha_status compute(mha_layer_call *c, mha_error *error) {
   return status;
 }
 
-mha_status mha_forward(mha_context *context, const mha_weights *weights,
-                       const mha_forward_args *args, mha_error *error) {
-  mha_layer_call c = {.weights = weights, .context = context};
+static mha_status forward(mha_context *context, const mha_weights *weights,
+                          const mha_forward_args *args, const mha_layer_names *names,
+                          mha_error *error) {
+  mha_layer_call c = {.names = names, .weights = weights, .context = context};
   mha_status status = mha_require(context, "context", error);
   if (!status)
     status = mha_require(weights, "weights", error);
@@ -211,13 +212,22 @@ mha_status mha_forward(mha_context *context, const mha_weights *weights,
   return status ? status : mha_succeed(error);
 }
 
+mha_status mha_forward(mha_context *context, const mha_weights *weights,
+                       const mha_forward_args *args, mha_error *error) {
+  const mha_layer_names names = {
+      {"args.batch", "args.query_length", "args.key_length"}, "args.query", "args.output", "query"};
+  return forward(context, weights, args, &names, error);
+}
+
 mha_status mha_self_attention(mha_context *context, const mha_weights *weights, const float *x,
                               int64_t batch, int64_t length, float *output, mha_error *error) {
+  const mha_layer_names names = {{"batch", "length", "length"}, "x", "output", "row"};
   mha_forward_args args;
   MHA_INIT(&args);
+  args.flags = MHA_ALLOW_EMPTY; /* sizes that are parameters are not forgotten */
   args.batch = batch;
   args.query_length = length;
   args.query = x;
   args.output = output;
-  return mha_forward(context, weights, &args, error);
+  return forward(context, weights, &args, &names, error);
 }

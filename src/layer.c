@@ -10,20 +10,23 @@
 /* What belongs to a cache needs one; what a mode does not use must not be given. */
 static mha_status check_cache_args(const mha_forward_args *a, mha_error *error) {
   if (a->cache_mode < MHA_CACHE_APPEND_ATTEND || a->cache_mode > MHA_CACHE_ATTEND)
-    return mha_fail(error, MHA_ERROR_VALUE, "cache_mode is %d; rule: a value of mha_cache_mode",
-                    (int)a->cache_mode);
-  if (!a->cache && (a->cache_mode != 0 || a->cache_entries || a->new_lengths))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "args.cache_mode is %d; rule: a value of mha_cache_mode", (int)a->cache_mode);
+  if (!a->cache &&
+      (a->cache_mode != 0 || a->cache_entries || a->new_lengths || a->expected_lengths))
     return mha_fail(error, MHA_ERROR_NULL,
-                    "cache is NULL although %s is given; rule: it needs a cache",
+                    "args.cache is NULL although args.%s is given; rule: it needs a cache",
                     a->cache_mode != 0 ? "cache_mode"
                     : a->cache_entries ? "cache_entries"
-                                       : "new_lengths");
+                    : a->new_lengths   ? "new_lengths"
+                                       : "expected_lengths");
   if (a->cache_mode == MHA_CACHE_ATTEND && (a->key || a->value || a->key_length != 0))
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "%s is given with MHA_CACHE_ATTEND; rule: the keys and values are the cache's",
-                    a->key     ? "key"
-                    : a->value ? "value"
-                               : "key_length");
+    return mha_fail(
+        error, MHA_ERROR_VALUE,
+        "args.%s is given with MHA_CACHE_ATTEND; rule: the keys and values are the cache's",
+        a->key     ? "key"
+        : a->value ? "value"
+                   : "key_length");
   return MHA_OK;
 }
 
@@ -32,10 +35,11 @@ static mha_status check_cache_fit(const mha_cache *cache, const mha_config *w, m
   if (o->n_kv_heads == w->n_kv_heads && o->head_size == w->head_size &&
       o->value_head_size == w->value_head_size)
     return MHA_OK;
-  return mha_fail(error, MHA_ERROR_SIZE,
-                  "cache has G = %lld, d = %lld, dv = %lld; rule: as the layer, %lld, %lld, %lld",
-                  (long long)o->n_kv_heads, (long long)o->head_size, (long long)o->value_head_size,
-                  (long long)w->n_kv_heads, (long long)w->head_size, (long long)w->value_head_size);
+  return mha_fail(
+      error, MHA_ERROR_SIZE,
+      "args.cache has G = %lld, d = %lld, dv = %lld; rule: as the layer, %lld, %lld, %lld",
+      (long long)o->n_kv_heads, (long long)o->head_size, (long long)o->value_head_size,
+      (long long)w->n_kv_heads, (long long)w->head_size, (long long)w->value_head_size);
 }
 
 static bool counts_all(const int64_t *lengths, int64_t B, int64_t rows) {
@@ -49,8 +53,14 @@ static bool counts_all(const int64_t *lengths, int64_t B, int64_t rows) {
 static mha_status read_cache(mha_layer_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
   mha_visibility *v = &c->call.core.visibility;
-  const mha_cache_call call = {a->batch, c->append ? a->key_length : a->query_length, c->append,
-                               a->cache_entries, a->new_lengths};
+  const mha_cache_call call = {.prefix = "args.",
+                               .batch = "args.batch",
+                               .B = a->batch,
+                               .rows = c->append ? a->key_length : a->query_length,
+                               .append = c->append,
+                               .entries = a->cache_entries,
+                               .new_lengths = a->new_lengths,
+                               .expected_lengths = a->expected_lengths};
   mha_status status = check_cache_fit(a->cache, &c->weights->config, error);
   if (!status)
     status = mha_cache_enter(a->cache, c->append, error);
@@ -82,23 +92,31 @@ void mha_layer_end(mha_layer_call *c, bool success) {
 
 /* ---- the arrays ---- */
 
+/* Arrays that serve as others have but one name. */
+static const char *key_name(const mha_layer_call *c) {
+  return c->args.key == c->args.query ? c->names->query : "args.key";
+}
+
+static const char *value_name(const mha_layer_call *c) {
+  return c->args.value == c->args.key ? key_name(c) : "args.value";
+}
+
 /* key NULL = query, value NULL = key. */
-static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_error *error) {
-  const mha_config *c = &w->config;
+static mha_status default_inputs(mha_layer_call *call, mha_error *error) {
+  mha_forward_args *a = &call->args;
+  const mha_config *c = &call->weights->config;
   if (a->value && !a->key)
     return mha_fail(error, MHA_ERROR_NULL,
-                    "key is NULL although value is given; rule: a value "
-                    "needs a key");
+                    "args.key is NULL although args.value is given; rule: a value needs a key");
   if (!a->key) {
     if (a->key_length != 0 && a->key_length != a->query_length)
       return mha_fail(error, MHA_ERROR_SIZE,
-                      "key_length is %lld without a key; rule: 0 or query_length, %lld",
+                      "args.key_length is %lld without a key; rule: 0 or args.query_length, %lld",
                       (long long)a->key_length, (long long)a->query_length);
     if (c->key_width != c->query_width)
       return mha_fail(error, MHA_ERROR_NULL,
-                      "key is NULL and Ek is %lld; rule: the query serves as key where Ek = Eq, "
-                      "%lld",
-                      (long long)c->key_width, (long long)c->query_width);
+                      "%s serves as key and Ek is %lld; rule: that needs Ek = Eq, %lld",
+                      call->names->query, (long long)c->key_width, (long long)c->query_width);
     a->key = a->query;
     a->key_length = a->query_length;
     a->key_batch_stride = a->query_batch_stride;
@@ -107,9 +125,8 @@ static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_
   if (!a->value) {
     if (c->value_width != c->key_width)
       return mha_fail(error, MHA_ERROR_NULL,
-                      "value is NULL and Ev is %lld; rule: the key serves as value where Ev = Ek, "
-                      "%lld",
-                      (long long)c->value_width, (long long)c->key_width);
+                      "%s serves as value and Ev is %lld; rule: that needs Ev = Ek, %lld",
+                      key_name(call), (long long)c->value_width, (long long)c->key_width);
     a->value = a->key;
     a->value_batch_stride = a->key_batch_stride;
     a->value_row_stride = a->key_row_stride;
@@ -117,12 +134,37 @@ static mha_status default_inputs(mha_forward_args *a, const mha_weights *w, mha_
   return MHA_OK;
 }
 
-static mha_status check_sizes(const mha_forward_args *a, mha_error *error) {
-  mha_status status = mha_require_at_least(a->batch, 0, "batch", error);
+static mha_status check_sizes(const mha_layer_call *c, mha_error *error) {
+  const mha_forward_args *a = &c->args;
+  const mha_size_names *names = &c->names->sizes;
+  mha_status status = mha_require_at_least(a->batch, 0, names->batch, error);
   if (!status)
-    status = mha_require_at_least(a->query_length, 0, "query_length", error);
+    status = mha_require_at_least(a->query_length, 0, names->query_length, error);
   if (!status)
-    status = mha_require_at_least(a->key_length, 0, "key_length", error);
+    status = mha_require_at_least(a->key_length, 0, names->key_length, error);
+  return status;
+}
+
+/* Sizes that were forgotten: each with the arrays that it is the size of, where they are used. */
+static mha_status check_meant(const mha_layer_call *c, mha_error *error) {
+  const mha_forward_args *a = &c->args;
+  const void *query = c->attends || !a->key ? a->query : NULL;
+  const void *output = c->attends ? a->output : NULL;
+  const struct {
+    int64_t size;
+    const char *name;
+    const void *given;
+    const char *given_name;
+  } sizes[] = {{a->batch, "args.batch", query, "args.query"},
+               {a->batch, "args.batch", a->key, "args.key"},
+               {a->batch, "args.batch", output, "args.output"},
+               {a->query_length, "args.query_length", query, "args.query"},
+               {a->query_length, "args.query_length", output, "args.output"},
+               {a->key_length, "args.key_length", a->key, "args.key"}};
+  mha_status status = MHA_OK;
+  for (size_t i = 0; !status && i < sizeof sizes / sizeof *sizes; i++)
+    status = mha_require_meant(a->flags, sizes[i].size, sizes[i].name, sizes[i].given,
+                               sizes[i].given_name, error);
   return status;
 }
 
@@ -139,8 +181,15 @@ static mha_status add_array(mha_layer_call *c, const char *name, const float *da
   return status;
 }
 
-static mha_status add_arrays(mha_layer_call *c, int64_t entries, mha_error *error) {
+/* Packed rows are one entry. Without a sequence, too: all rows then lie behind the last. */
+static int64_t count_entries(const mha_forward_args *a, bool packed) {
+  return packed ? a->batch > 0 || a->query || a->output : a->batch;
+}
+
+static mha_status add_arrays(mha_layer_call *c, bool packed, mha_error *error) {
   const mha_forward_args *a = &c->args;
+  const mha_layer_names *names = c->names;
+  const int64_t entries = count_entries(a, packed);
   const mha_config *w = &c->weights->config;
   const int64_t Lq = a->query_length;
   const int64_t Lk = entries > 0 && (Lq > 0 || c->in_cache) && c->append ? a->key_length : 0;
@@ -151,13 +200,13 @@ static mha_status add_arrays(mha_layer_call *c, int64_t entries, mha_error *erro
                                 a->value_row_stride};
   const mha_rows_shape output = {entries, Lq, w->output_width, a->output_batch_stride,
                                  a->output_row_stride};
-  mha_status status = add_array(c, "query", a->query, query, &c->query, false, error);
+  mha_status status = add_array(c, names->query, a->query, query, &c->query, false, error);
   if (!status)
-    status = add_array(c, "key", a->key, key, &c->key, false, error);
+    status = add_array(c, key_name(c), a->key, key, &c->key, false, error);
   if (!status)
-    status = add_array(c, "value", a->value, value, &c->value, false, error);
+    status = add_array(c, value_name(c), a->value, value, &c->value, false, error);
   if (!status)
-    status = add_array(c, "output", a->output, output, &c->output, true, error);
+    status = add_array(c, names->output, a->output, output, &c->output, true, error);
   return status;
 }
 
@@ -192,9 +241,11 @@ static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
   const int64_t heads = k->norm == MHA_NORM_FULL ? k->n_heads : 1;
   const int64_t kv_heads = k->norm == MHA_NORM_FULL ? k->n_kv_heads : 1;
-  const int64_t turns = k->rope_cos ? k->rope_positions * (k->rotary_size / 2) : 0;
-  const int64_t queries = c->query.batch * c->query.length;
-  const int64_t keys = c->key.batch * c->key.length;
+  /* no product overflows: creation has checked the tables, shape_buffers the rows */
+  const bool tables = k->rope != MHA_ROPE_NONE && k->rope_cos;
+  const int64_t turns = tables ? k->rope_positions * (k->rotary_size / 2) : 0;
+  const int64_t queries = c->q.batch * c->q.length;
+  const int64_t keys = c->k.batch * c->k.length;
   const struct {
     const char *name;
     const void *data;
@@ -203,12 +254,13 @@ static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
   } arrays[] = {{"the query norm", w->query_norm, heads * k->head_size, sizeof(float)},
                 {"the key norm", w->key_norm, kv_heads * k->head_size, sizeof(float)},
                 {"the layer's sinks", w->sinks, k->n_heads, sizeof(float)},
-                {"rope_cos", k->rope_cos, turns, sizeof(float)},
-                {"rope_sin", k->rope_sin, turns, sizeof(float)},
-                {"cache_entries", a->cache_entries, a->batch, sizeof(int64_t)},
-                {"new_lengths", a->new_lengths, a->batch, sizeof(int64_t)},
-                {"query_positions", a->query_positions, queries, sizeof(int64_t)},
-                {"key_positions", a->key_positions, keys, sizeof(int64_t)}};
+                {"config.rope_cos", k->rope_cos, turns, sizeof(float)},
+                {"config.rope_sin", k->rope_sin, turns, sizeof(float)},
+                {"args.cache_entries", a->cache_entries, a->batch, sizeof(int64_t)},
+                {"args.new_lengths", a->new_lengths, a->batch, sizeof(int64_t)},
+                {"args.expected_lengths", a->expected_lengths, a->batch, sizeof(int64_t)},
+                {"args.query_positions", a->query_positions, queries, sizeof(int64_t)},
+                {"args.key_positions", a->key_positions, keys, sizeof(int64_t)}};
   mha_status status = MHA_OK;
   for (size_t i = 0; !status && i < sizeof arrays / sizeof *arrays; i++)
     status = mha_ranges_add(&c->call.ranges, arrays[i].name, arrays[i].data, arrays[i].elements,
@@ -216,18 +268,34 @@ static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
   return status;
 }
 
-/* Shape of one of the workspace's dense buffers. */
-static mha_rows_shape dense(int64_t entries, int64_t L, int64_t width) {
-  const mha_rows_shape shape = {entries, L, width, L * width, width};
-  return shape;
+/* Shape of a dense buffer with `width` numbers for each of the caller's rows. Every count of rows,
+ * numbers and bytes in it is a product that fits. */
+static mha_status shape_buffer(mha_rows_shape *buffer, const mha_rows_shape *rows, int64_t width,
+                               const char *name, mha_error *error) {
+  int64_t entry = 0;
+  int64_t bytes = 0;
+  if (!mha_multiply(rows->length, width, &entry) || !mha_multiply(rows->batch, entry, &bytes) ||
+      !mha_multiply(bytes, (int64_t)sizeof(float), &bytes))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld entries of %lld rows, which become %lld numbers each; rule: the "
+                    "product must not overflow",
+                    name, (long long)rows->batch, (long long)rows->length, (long long)width);
+  const mha_rows_shape shape = {rows->batch, rows->length, width, entry, width};
+  *buffer = shape;
+  return MHA_OK;
 }
 
-static void shape_buffers(mha_layer_call *c) {
+static mha_status shape_buffers(mha_layer_call *c, mha_error *error) {
   const mha_weights *w = c->weights;
-  c->q = dense(c->query.batch, c->query.length, w->query.out);
-  c->k = dense(c->key.batch, c->key.length, w->key.out);
-  c->v = dense(c->value.batch, c->value.length, w->value.out);
-  c->concat = dense(c->query.batch, c->query.length, w->output.in);
+  const char *query = c->names->query;
+  mha_status status = shape_buffer(&c->q, &c->query, w->query.out, query, error);
+  if (!status)
+    status = shape_buffer(&c->concat, &c->query, w->output.in, query, error);
+  if (!status)
+    status = shape_buffer(&c->k, &c->key, w->key.out, key_name(c), error);
+  if (!status)
+    status = shape_buffer(&c->v, &c->value, w->value.out, value_name(c), error);
+  return status;
 }
 
 /* ---- positions ---- */
@@ -236,7 +304,7 @@ static mha_status check_key_positions(const mha_layer_call *c, bool key_is_query
                                       mha_error *error) {
   if ((key_is_query || !c->append) && (c->args.key_positions || c->args.key_position != 0))
     return mha_fail(error, MHA_ERROR_VALUE,
-                    "%s is given without a key; rule: keys then have the queries' positions",
+                    "args.%s is given without a key; rule: keys then have the queries' positions",
                     c->args.key_positions ? "key_positions" : "key_position");
   return MHA_OK;
 }
@@ -251,7 +319,7 @@ static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error
                            .heads = w->config.n_heads,
                            .shape = c->q,
                            .live = mha_layer_live_queries(c),
-                           .positions = {"query", a->query_positions, a->query_position}};
+                           .positions = {c->names->row, a->query_positions, a->query_position}};
   const mha_positions own = {"key", a->key_positions, a->key_position};
   c->prepare_q = q;
   c->prepare_k = q;
@@ -291,17 +359,23 @@ static mha_status check_append_rules(mha_attention *rules, mha_error *error) {
 static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mha_attention *rules,
                             mha_error *error) {
   mha_forward_args *a = &c->args;
-  mha_status status = mha_read_struct(a, sizeof *a, sizeof *a, given, "args", error);
+  mha_status status = mha_read_struct(a, sizeof *a, MHA_FIRST_FORWARD_ARGS, given, "args", error);
+  if (!status)
+    status = mha_require_flags(a->flags, MHA_ALLOW_EMPTY, "args.flags", error);
+  if (!status)
+    status = mha_require_reserved(a->reserved, "args.reserved", error);
   if (!status)
     status = check_cache_args(a, error);
+  c->append = a->cache_mode != MHA_CACHE_ATTEND;
+  c->attends = a->cache_mode != MHA_CACHE_APPEND;
   if (!status)
     status = mha_call_read_rules(rules, a->attention, error);
   if (!status && a->cache_mode == MHA_CACHE_APPEND)
     status = check_append_rules(rules, error);
   if (!status)
-    status = check_sizes(a, error);
-  c->append = a->cache_mode != MHA_CACHE_ATTEND;
-  c->attends = a->cache_mode != MHA_CACHE_APPEND;
+    status = check_sizes(c, error);
+  if (!status)
+    status = check_meant(c, error);
   return status;
 }
 
@@ -316,7 +390,7 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
     return status;
   const bool key_is_query = c->append && !a->key;
   if (c->append)
-    status = default_inputs(a, c->weights, error);
+    status = default_inputs(c, error);
   if (!c->attends)
     a->query_length = 0;
   core->visibility.B = a->batch;
@@ -329,7 +403,9 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
   if (!status && a->cache)
     status = read_cache(c, error);
   if (!status)
-    status = add_arrays(c, rules.query_starts ? a->batch > 0 : a->batch, error);
+    status = add_arrays(c, rules.query_starts != NULL, error);
+  if (!status)
+    status = shape_buffers(c, error);
   if (!status)
     status = add_weights(c, error);
   if (!status)
@@ -338,19 +414,18 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
     status = mha_call_apply_rules(&c->call, &rules, key_is_query, &defaults, error);
   if (status)
     return status;
-  shape_buffers(c);
   c->gather = c->in_cache && c->append && c->key.length > 0 &&
               c->key.length <= mha_gathered_rows(c->key.batch, c->key.length);
   return read_positions(c, key_is_query, error);
 }
 
 bool mha_layer_has_work(const mha_layer_call *c) {
-  return c->args.batch > 0 && (c->args.query_length > 0 || (c->in_cache && c->key.length > 0));
+  return c->query.batch > 0 && (c->args.query_length > 0 || (c->in_cache && c->key.length > 0));
 }
 
 mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
   const int64_t key_rows = c->gather || !c->in_cache ? c->key.length : 0;
-  const mha_call_size size = {mha_core_cut_sizes(&c->call.core), key_rows};
+  const mha_call_size size = {mha_core_cut_sizes(&c->call.core), key_rows, c->names->sizes};
   const mha_status status =
       mha_context_workspace(c->context, c->weights, &size, &c->workspace, error);
   if (status)

@@ -9,7 +9,15 @@
 #include "project.h"
 #include "weights.h"
 
+/* What the caller calls the arguments that mha_forward and mha_self_attention have in common. */
+typedef struct mha_layer_names {
+  mha_size_names sizes;
+  const char *query, *output;
+  const char *row; /* one row of the query */
+} mha_layer_names;
+
 typedef struct mha_layer_call {
+  const mha_layer_names *names;
   const mha_weights *weights;
   mha_context *context;
   mha_forward_args args;                    /* every default filled in */
@@ -25,8 +33,8 @@ typedef struct mha_layer_call {
   mha_preparing prepare_q, prepare_k;
 } mha_layer_call;
 
-/* Reads and checks everything; weights and context are set. Enters the cache, if there is one: end
- * with mha_layer_end in any case. Writes nothing of the caller's. */
+/* Reads and checks everything; names, weights and context are set. Enters the cache, if there is
+ * one: end with mha_layer_end in any case. Writes nothing of the caller's. */
 mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error);
 
 /* Whether there is anything to compute. */

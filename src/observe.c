@@ -15,7 +15,8 @@
 mha_status mha_results_init(mha_results *results, const mha_attention *rules,
                             const mha_visibility *v, mha_address_ranges *ranges, mha_error *error) {
   if (rules->weights_stage < MHA_STAGE_WEIGHTS || rules->weights_stage > MHA_STAGE_FINAL)
-    return mha_fail(error, MHA_ERROR_VALUE, "weights_stage is %d; rule: a value of mha_stage",
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "attention.weights_stage is %d; rule: a value of mha_stage",
                     (int)rules->weights_stage);
   results->weights = rules->weights;
   results->stage = (mha_stage)rules->weights_stage;
@@ -30,16 +31,20 @@ mha_status mha_results_init(mha_results *results, const mha_attention *rules,
       (results->average && !mha_multiply(rows, v->Lk, &cells)) ||
       (results->weights && !mha_multiply(head_rows, v->Lk, &head_cells)))
     return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "weights or average has %lld x %lld x %lld x %lld elements; rule: the product "
+                    "%s has %lld x %lld x %lld x %lld elements; rule: the product "
                     "must not overflow",
+                    results->weights   ? "attention.weights"
+                    : results->average ? "attention.average"
+                                       : "the log-sum-exp",
                     (long long)v->B, (long long)v->H, (long long)v->Lq, (long long)v->Lk);
-  mha_status status =
-      mha_ranges_add(ranges, "weights", results->weights, head_cells, sizeof(float), true, error);
+  mha_status status = mha_ranges_add(ranges, "attention.weights", results->weights, head_cells,
+                                     sizeof(float), true, error);
   if (!status)
-    status = mha_ranges_add(ranges, "average", results->average, cells, sizeof(float), true, error);
-  if (!status)
-    status = mha_ranges_add(ranges, "log_sum_exp", results->log_sum_exp, head_rows, sizeof(float),
+    status = mha_ranges_add(ranges, "attention.average", results->average, cells, sizeof(float),
                             true, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "attention.log_sum_exp", results->log_sum_exp, head_rows,
+                            sizeof(float), true, error);
   return status;
 }
 

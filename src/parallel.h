@@ -2,15 +2,14 @@
 #ifndef MHA_SRC_PARALLEL_H
 #define MHA_SRC_PARALLEL_H
 
-#include "mha.h"
-
-#include <stdbool.h>
+#include "pool.h"
 
 typedef struct mha_threads {
   int32_t n;                      /* at most this many run at once, the caller among them */
   bool hold_blas;                 /* false: the BLAS's threads are left alone, n is 1 */
-  mha_parallel_for *parallel_for; /* the caller's pool; NULL = OpenMP */
+  mha_parallel_for *parallel_for; /* the caller's pool; NULL = own threads */
   void *user;
+  mha_pool *pool; /* NULL where n is 1 */
 } mha_threads;
 
 /* Reading a number from memory takes as long as this many operations of a large product. */
@@ -29,15 +28,8 @@ typedef struct mha_task_list {
 } mha_task_list;
 
 /* Calls work(job, i, worker) for every i in [0, n_tasks), each exactly once, in any order, and
- * returns when all are done: MHA_OK, or the first failure. Every worker computes in the caller's
- * floating-point environment. */
+ * returns when all are done: MHA_OK, or the first failure; MHA_ERROR_MEMORY also where the BLAS
+ * finds no memory to work in. Every worker computes in the caller's floating-point environment. */
 mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *list);
-
-/* Has a child of fork() know that it is one. Before the first context, since a parallel region of
- * anybody's may come before the first list. */
-void mha_parallel_watch_forks(void);
-
-/* CPUs this process may use; at least 1. */
-int32_t mha_parallel_cpu_count(void);
 
 #endif

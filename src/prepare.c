@@ -79,7 +79,8 @@ static int64_t row_count(const mha_preparing *a) {
   return a->shape.batch * a->shape.length;
 }
 
-/* The entry of row `row` of the array and the row's number there; false if it is not computed. */
+/* The entry of row `row` of the array and the row's number there; false if it is not computed, as
+ * packed rows behind the last sequence are not. */
 static bool locate_row(const mha_preparing *a, int64_t row, int64_t *b, int64_t *i) {
   const mha_visibility *v = a->visibility;
   int64_t first = 0;
@@ -88,6 +89,8 @@ static bool locate_row(const mha_preparing *a, int64_t row, int64_t *b, int64_t 
     *i = row % a->shape.length;
     return *i < entry_rows(a, *b, &first);
   }
+  if (row >= a->live.limit)
+    return false;
   int64_t low = 0; /* the last entry that does not begin behind the row */
   int64_t high = v->B;
   while (high - low > 1) {

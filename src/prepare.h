@@ -10,7 +10,7 @@
 /* Rotary positions of the rows of one array: given, or counted from where the entry's rows begin.
  */
 typedef struct mha_positions {
-  const char *name;     /* "query" or "key", for messages */
+  const char *name;     /* of one row: "query" or "key", for messages */
   const int64_t *given; /* [B][L], packed [rows]; NULL = counted */
   int64_t offset;       /* added to either */
 } mha_positions;

@@ -15,7 +15,19 @@ mha_status mha_tensor_make_dense(mha_tensor_shape *s, const char *name, mha_erro
                   name, (long long)s->length, (long long)s->heads, (long long)s->size);
 }
 
-mha_status mha_tensor_check_strides(const mha_tensor_shape *s, const char *name, mha_error *error) {
+/* What a stride that nobody steps by says is nothing: NumPy, for one, may say 0. A row stride goes
+ * to BLAS even then, as a leading dimension. */
+static void ignore_unused_strides(mha_tensor_shape *s) {
+  if (s->batch <= 1)
+    s->batch_stride = 0;
+  if (s->length <= 1)
+    s->row_stride = s->size;
+  if (s->heads <= 1)
+    s->head_stride = s->size;
+}
+
+mha_status mha_tensor_resolve_strides(mha_tensor_shape *s, const char *name, mha_error *error) {
+  ignore_unused_strides(s);
   if (s->row_stride < s->size || s->head_stride < 0 || s->batch_stride < 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch, row and head strides %lld, %lld, %lld; rule: none is negative "
@@ -66,14 +78,14 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
                     name, (long long)s->batch, (long long)s->length, (long long)s->heads,
                     (long long)s->size);
   const bool dense = !s->batch_stride && !s->row_stride && !s->head_stride && !given->size_stride;
-  if (!dense && given->size_stride != 1)
+  if (!dense && s->size > 1 && given->size_stride != 1)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has size stride %lld; rule: 1, since BLAS needs a contiguous dimension",
                     name, (long long)given->size_stride);
   if (dense)
     status = mha_tensor_make_dense(s, name, error);
   if (!status)
-    status = mha_tensor_check_strides(s, name, error);
+    status = mha_tensor_resolve_strides(s, name, error);
   if (!status && !given->data && s->batch > 0 && s->length > 0)
     status = mha_fail(error, MHA_ERROR_NULL, "%s.data is NULL; rule: it must be given", name);
   if (!status)

@@ -13,9 +13,9 @@ typedef struct mha_tensor_shape {
 /* Sets the strides of a dense tensor. `name` is for messages, here and below. */
 mha_status mha_tensor_make_dense(mha_tensor_shape *shape, const char *name, mha_error *error);
 
-/* Fails unless BLAS can take the strides. */
-mha_status mha_tensor_check_strides(const mha_tensor_shape *shape, const char *name,
-                                    mha_error *error);
+/* Replaces the strides of extents of at most 1, which do not count; fails unless BLAS can take the
+ * others. */
+mha_status mha_tensor_resolve_strides(mha_tensor_shape *shape, const char *name, mha_error *error);
 
 /* Adds the tensor, from its first to behind its last element, to the call's ranges. */
 mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_shape *shape,

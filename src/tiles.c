@@ -25,7 +25,7 @@ static int64_t part_keys(int64_t span) {
   return divide_up(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) * MHA_PART_TILE;
 }
 
-/* One more than divides the span, since visible keys may begin within a part. */
+/* One more than divides the span, since those of a window may begin within a part. */
 int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed) {
   return is_few(Lq, span, packed) ? mha_min(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) + 1 : 0;
 }
@@ -42,7 +42,7 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
                        .queries = s->Lq,
                        .tile_keys = MHA_PART_TILE,
                        .product_keys = mha_min(mha_max(MHA_PIECE_FLOATS / width, 4), MHA_PART_TILE),
-                       .parts = divide_up(s->span, part_keys(s->span)) + 1,
+                       .parts = divide_up(s->span, part_keys(s->span)) + s->windowed,
                        .part_keys = part_keys(s->span)};
   return cut;
 }

@@ -47,6 +47,8 @@ _Static_assert(MHA_EDGE_TILE <= MHA_KEY_TILE, "the scratch of a task holds MHA_K
 typedef struct mha_cut_sizes {
   int64_t B, H, G, Lq, span, d, dv;
   bool packed;
+  bool windowed; /* visible keys may begin elsewhere than at the first; scratch does not depend on
+                    it */
 } mha_cut_sizes;
 
 /* The cut of a call, by its sizes alone. */

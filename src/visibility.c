@@ -24,6 +24,9 @@ static mha_status check_starts(const int64_t *starts, int64_t n, int64_t rows, c
   if (!starts)
     return mha_fail(error, MHA_ERROR_NULL,
                     "%s is NULL; rule: packed input gives offsets for queries and keys", name);
+  if (n == INT64_MAX)
+    return mha_fail(error, MHA_ERROR_OVERFLOW, "%s ends %lld sequences; rule: fewer", name,
+                    (long long)n);
   if (starts[0] != 0)
     return mha_fail(error, MHA_ERROR_LENGTH, "%s[0] is %lld; rule: offsets start at 0", name,
                     (long long)starts[0]);
@@ -55,23 +58,24 @@ static mha_status refuse(const exclusion *excluded, size_t n, const char *reason
 }
 
 static mha_status refuse_with_packed(const mha_attention *rules, mha_error *error) {
-  const exclusion excluded[] = {{rules->query_lengths, "query_lengths"},
-                                {rules->key_lengths, "key_lengths"},
-                                {rules->attend.data, "attend"},
-                                {rules->bias.data, "bias"},
-                                {rules->weights, "weights"},
-                                {rules->average, "average"}};
+  const exclusion excluded[] = {{rules->query_lengths, "attention.query_lengths"},
+                                {rules->key_lengths, "attention.key_lengths"},
+                                {rules->attend.data, "attention.attend"},
+                                {rules->bias.data, "attention.bias"},
+                                {rules->weights, "attention.weights"},
+                                {rules->average, "attention.average"}};
   return refuse(excluded, sizeof excluded / sizeof *excluded,
-                "query_starts; rule: not with packed input", error);
+                "attention.query_starts; rule: not with packed input", error);
 }
 
 mha_status mha_visibility_refuse_with_cache(const mha_attention *rules, mha_error *error) {
-  const exclusion excluded[] = {{rules->query_starts, "query_starts"},
-                                {rules->key_starts, "key_starts"},
-                                {rules->query_lengths, "query_lengths"},
-                                {rules->key_lengths, "key_lengths"}};
+  const exclusion excluded[] = {{rules->query_starts, "attention.query_starts"},
+                                {rules->key_starts, "attention.key_starts"},
+                                {rules->query_lengths, "attention.query_lengths"},
+                                {rules->key_lengths, "attention.key_lengths"}};
   return refuse(excluded, sizeof excluded / sizeof *excluded,
-                "cache; rule: the cache knows its lengths, new_lengths those of the call", error);
+                "args.cache; rule: the cache knows its lengths, args.new_lengths those of the call",
+                error);
 }
 
 static mha_status init_packed(mha_visibility *v, const mha_attention *rules, bool key_is_query,
@@ -82,9 +86,9 @@ static mha_status init_packed(mha_visibility *v, const mha_attention *rules, boo
     v->key_starts = v->query_starts;
   mha_status status = refuse_with_packed(rules, error);
   if (!status)
-    status = check_starts(v->query_starts, v->B, v->Lq, "query_starts", error);
+    status = check_starts(v->query_starts, v->B, v->Lq, "attention.query_starts", error);
   if (!status)
-    status = check_starts(v->key_starts, v->B, v->Lk, "key_starts", error);
+    status = check_starts(v->key_starts, v->B, v->Lk, "attention.key_starts", error);
   return status;
 }
 
@@ -101,6 +105,13 @@ typedef struct extents {
   int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
 } extents;
 
+/* An extent of 1 has no stride, whatever was given. */
+static void ignore_unused_strides(extents *e) {
+  e->row_stride = e->rows > 1 ? e->row_stride : 0;
+  e->head_stride = e->heads > 1 ? e->head_stride : 0;
+  e->batch_stride = e->batch > 1 ? e->batch_stride : 0;
+}
+
 /* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
 static mha_status resolve_broadcast(const mha_visibility *v, extents e, const char *name,
                                     mha_broadcast *out, mha_error *error) {
@@ -114,6 +125,7 @@ static mha_status resolve_broadcast(const mha_visibility *v, extents e, const ch
   if (e.columns != v->Lk)
     return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
                     (long long)e.columns, (long long)v->Lk);
+  ignore_unused_strides(&e);
   if (e.row_stride < 0 || e.head_stride < 0 || e.batch_stride < 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",
@@ -144,18 +156,19 @@ static mha_status init_arrays(mha_visibility *v, const mha_attention *rules, mha
   v->bias = a->data;
   mha_status status = MHA_OK;
   if (v->attend)
-    status = resolve_broadcast(v, mask, "attend", &v->attend_strides, error);
+    status = resolve_broadcast(v, mask, "attention.attend", &v->attend_strides, error);
   if (!status && v->bias)
-    status = resolve_broadcast(v, bias, "bias", &v->bias_strides, error);
+    status = resolve_broadcast(v, bias, "attention.bias", &v->bias_strides, error);
   v->alibi_slopes = rules->alibi_slopes;
   for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
-    status = mha_require_finite(v->alibi_slopes[h], "alibi_slopes", error);
+    status = mha_require_finite(v->alibi_slopes[h], "attention.alibi_slopes", error);
   return status;
 }
 
 static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, mha_error *error) {
   if (rules->alignment < MHA_ALIGN_TOP_LEFT || rules->alignment > MHA_ALIGN_OFFSET)
-    return mha_fail(error, MHA_ERROR_VALUE, "alignment is %d; rule: a value of mha_alignment",
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "attention.alignment is %d; rule: a value of mha_alignment",
                     (int)rules->alignment);
   v->causal = rules->causal != 0;
   v->alignment = rules->alignment;
@@ -165,7 +178,7 @@ static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, 
   if (rules->flags & MHA_WINDOW) {
     if (rules->window_left < -1 || rules->window_right < -1)
       return mha_fail(error, MHA_ERROR_VALUE,
-                      "window_left and window_right are %lld and %lld; rule: at least -1",
+                      "attention.window_left and window_right are %lld and %lld; rule: at least -1",
                       (long long)rules->window_left, (long long)rules->window_right);
     v->left = rules->window_left;
     v->right = rules->window_right;
@@ -181,6 +194,19 @@ static int64_t first_seeing_query(const mha_visibility *v, int64_t b) {
   return i;
 }
 
+/* A ring keeps what its own window needs. A call with a wider one, or none, would do until the
+ * first needed key is dropped: it is refused while the ring still holds all. */
+static mha_status check_ring_window(const mha_visibility *v, mha_error *error) {
+  if (!v->cached->ring || v->Lq == 0 || (v->left >= 0 && v->left < v->cached->window))
+    return MHA_OK;
+  return mha_fail(
+      error, MHA_ERROR_VALUE,
+      "window_left is %lld%s over a cache that is a ring; rule: between 0 and %lld, the "
+      "ring's window - 1",
+      (long long)v->left, v->left < 0 ? " (open)" : "", (long long)(v->cached->window - 1));
+}
+
+/* Where a call only attends, its alignment may still put a query beside keys of long ago. */
 static mha_status check_present(const mha_visibility *v, mha_error *error) {
   for (int64_t b = 0; v->cached->ring && b < v->B; b++) {
     const int64_t i = first_seeing_query(v, b);
@@ -188,7 +214,7 @@ static mha_status check_present(const mha_visibility *v, mha_error *error) {
     if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)
       return mha_fail(error, MHA_ERROR_LENGTH,
                       "query %lld of batch entry %lld sees key %lld, but the ring has dropped the "
-                      "keys below %lld; rule: give the window that the cache was made for",
+                      "keys below %lld; rule: only keys that it still holds",
                       (long long)i, (long long)b, (long long)seen.begin,
                       (long long)mha_present_keys(v, b).begin);
   }
@@ -201,15 +227,17 @@ mha_status mha_visibility_init(mha_visibility *v, const mha_attention *rules, bo
   if (!status && v->cached) {
     status = mha_visibility_refuse_with_cache(rules, error);
     if (!status)
+      status = check_ring_window(v, error);
+    if (!status)
       status = check_present(v, error);
   } else if (!status && (rules->query_starts || rules->key_starts)) {
     status = init_packed(v, rules, key_is_query, error);
   } else if (!status) {
     v->query_lengths = rules->query_lengths;
     v->key_lengths = rules->key_lengths;
-    status = check_lengths(v->query_lengths, v->B, v->Lq, "query_lengths", error);
+    status = check_lengths(v->query_lengths, v->B, v->Lq, "attention.query_lengths", error);
     if (!status)
-      status = check_lengths(v->key_lengths, v->B, v->Lk, "key_lengths", error);
+      status = check_lengths(v->key_lengths, v->B, v->Lk, "attention.key_lengths", error);
   }
   return status ? status : init_arrays(v, rules, error);
 }
@@ -238,14 +266,14 @@ mha_status mha_visibility_ranges(const mha_visibility *v, const mha_attention *r
     const void *data;
     int64_t elements;
     size_t element_bytes;
-  } arrays[] = {{"query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
-                {"key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
-                {"query_starts", rules->query_starts, starts, sizeof(int64_t)},
-                {"key_starts", rules->key_starts, starts, sizeof(int64_t)},
-                {"offsets", rules->offsets, v->B, sizeof(int64_t)},
-                {"alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
-                {"attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
-                {"bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
+  } arrays[] = {{"attention.query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
+                {"attention.key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
+                {"attention.query_starts", rules->query_starts, starts, sizeof(int64_t)},
+                {"attention.key_starts", rules->key_starts, starts, sizeof(int64_t)},
+                {"attention.offsets", rules->offsets, v->B, sizeof(int64_t)},
+                {"attention.alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
+                {"attention.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
+                {"attention.bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
   mha_status status = MHA_OK;
   for (size_t k = 0; !status && k < sizeof arrays / sizeof *arrays; k++)
     status = mha_ranges_add(ranges, arrays[k].name, arrays[k].data, arrays[k].elements,

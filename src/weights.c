@@ -13,6 +13,8 @@
 
 void mha_config_init_sized(mha_config *config, size_t struct_size, int64_t model_width,
                            int64_t n_heads) {
+  if (!config || struct_size < MHA_FIRST_CONFIG)
+    return;
   mha_struct_init(config, struct_size);
   config->query_width = model_width;
   config->n_heads = n_heads;
@@ -33,10 +35,11 @@ static mha_status divide_width(mha_config *c, mha_error *error) {
   if (c->head_size != 0)
     return MHA_OK;
   if (c->query_width % c->n_heads != 0)
-    return mha_fail(error, MHA_ERROR_HEADS,
-                    "query_width is %lld with %lld heads; rule: without head_size the width is a "
-                    "multiple of n_heads",
-                    (long long)c->query_width, (long long)c->n_heads);
+    return mha_fail(
+        error, MHA_ERROR_HEADS,
+        "config.query_width is %lld with %lld heads; rule: without head_size the width is a "
+        "multiple of n_heads",
+        (long long)c->query_width, (long long)c->n_heads);
   c->head_size = c->query_width / c->n_heads;
   return MHA_OK;
 }
@@ -45,14 +48,14 @@ static mha_status check_not_negative(const mha_config *c, mha_error *error) {
   const struct {
     int64_t value;
     const char *name;
-  } sizes[] = {{c->n_kv_heads, "n_kv_heads"},
-               {c->head_size, "head_size"},
-               {c->value_head_size, "value_head_size"},
-               {c->query_width, "query_width"},
-               {c->key_width, "key_width"},
-               {c->value_width, "value_width"},
-               {c->output_width, "output_width"}};
-  mha_status status = mha_require_at_least(c->n_heads, 1, "n_heads", error);
+  } sizes[] = {{c->n_kv_heads, "config.n_kv_heads"},
+               {c->head_size, "config.head_size"},
+               {c->value_head_size, "config.value_head_size"},
+               {c->query_width, "config.query_width"},
+               {c->key_width, "config.key_width"},
+               {c->value_width, "config.value_width"},
+               {c->output_width, "config.output_width"}};
+  mha_status status = mha_require_at_least(c->n_heads, 1, "config.n_heads", error);
   for (size_t k = 0; !status && k < sizeof sizes / sizeof *sizes; k++)
     status = mha_require_at_least(sizes[k].value, 0, sizes[k].name, error);
   return status;
@@ -74,13 +77,15 @@ typedef struct inner_widths {
 } inner_widths;
 
 static mha_status compute_inner(const mha_config *c, inner_widths *w, mha_error *error) {
-  mha_status status = multiply_heads(c->n_heads, c->head_size, "head_size", &w->q, error);
+  mha_status status = multiply_heads(c->n_heads, c->head_size, "config.head_size", &w->q, error);
   if (!status)
-    status = multiply_heads(c->n_kv_heads, c->head_size, "head_size", &w->k, error);
+    status = multiply_heads(c->n_kv_heads, c->head_size, "config.head_size", &w->k, error);
   if (!status)
-    status = multiply_heads(c->n_kv_heads, c->value_head_size, "value_head_size", &w->v, error);
+    status =
+        multiply_heads(c->n_kv_heads, c->value_head_size, "config.value_head_size", &w->v, error);
   if (!status)
-    status = multiply_heads(c->n_heads, c->value_head_size, "value_head_size", &w->concat, error);
+    status =
+        multiply_heads(c->n_heads, c->value_head_size, "config.value_head_size", &w->concat, error);
   return status;
 }
 
@@ -88,9 +93,10 @@ static mha_status check_widths(const mha_config *c, mha_error *error) {
   const struct {
     int64_t value;
     const char *name;
-  } widths[] = {{c->head_size, "head_size"},     {c->value_head_size, "value_head_size"},
-                {c->query_width, "query_width"}, {c->key_width, "key_width"},
-                {c->value_width, "value_width"}, {c->output_width, "output_width"}};
+  } widths[] = {
+      {c->head_size, "config.head_size"},     {c->value_head_size, "config.value_head_size"},
+      {c->query_width, "config.query_width"}, {c->key_width, "config.key_width"},
+      {c->value_width, "config.value_width"}, {c->output_width, "config.output_width"}};
   mha_status status = MHA_OK;
   for (size_t k = 0; !status && k < sizeof widths / sizeof *widths; k++) {
     status = mha_require_at_least(widths[k].value, 1, widths[k].name, error);
@@ -111,9 +117,10 @@ static mha_status derive_config(mha_config *c, const mha_matrices *m, inner_widt
     return status;
   derive(&c->n_kv_heads, c->n_heads);
   if (c->n_heads % c->n_kv_heads != 0)
-    return mha_fail(error, MHA_ERROR_HEADS,
-                    "n_heads is %lld and n_kv_heads %lld; rule: n_heads is a multiple",
-                    (long long)c->n_heads, (long long)c->n_kv_heads);
+    return mha_fail(
+        error, MHA_ERROR_HEADS,
+        "config.n_heads is %lld and config.n_kv_heads %lld; rule: n_heads is a multiple",
+        (long long)c->n_heads, (long long)c->n_kv_heads);
   status = divide_width(c, error);
   derive(&c->value_head_size, c->head_size);
   if (!status)
@@ -240,7 +247,7 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
     return mha_fail(error, MHA_ERROR_VALUE,
                     "matrices.orientation is %d; rule: MHA_IN_OUT or MHA_OUT_IN", orientation);
   const int64_t columns = matrix_columns(e, orientation);
-  if (e->ld == 0)
+  if (e->ld == 0 || matrix_rows(e, orientation) == 1)
     e->ld = columns;
   if (e->ld < columns)
     return mha_fail(error, MHA_ERROR_STRIDE,
@@ -342,10 +349,10 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
                           const mha_config *config, const mha_matrices *matrices,
                           mha_error *error) {
   inner_widths widths;
-  mha_status status = mha_read_struct(&layer->config, sizeof layer->config, sizeof layer->config,
+  mha_status status = mha_read_struct(&layer->config, sizeof layer->config, MHA_FIRST_CONFIG,
                                       config, "config", error);
   if (!status)
-    status = mha_read_struct(m, sizeof *m, sizeof *m, matrices, "matrices", error);
+    status = mha_read_struct(m, sizeof *m, MHA_FIRST_MATRICES, matrices, "matrices", error);
   if (!status && m->ownership != MHA_COPY && m->ownership != MHA_BORROW)
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "matrices.ownership is %d; rule: MHA_COPY or MHA_BORROW", m->ownership);
@@ -457,11 +464,9 @@ mha_status mha_weights_config(const mha_weights *weights, mha_config *config, mh
   mha_config known;
   mha_status status = mha_require(weights, "weights", error);
   if (!status)
-    status = mha_read_struct(&known, sizeof known, sizeof known, config, "config", error);
+    status = mha_read_struct(&known, sizeof known, MHA_FIRST_CONFIG, config, "config", error);
   if (status)
     return status;
-  const size_t struct_size = known.struct_size;
-  memcpy(config, &weights->config, sizeof known);
-  config->struct_size = struct_size;
+  mha_write_struct(config, &weights->config, sizeof weights->config);
   return mha_succeed(error);
 }

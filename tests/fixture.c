@@ -461,6 +461,7 @@ static void forward_arguments(test_fixture *f) {
   const bool strided = c->layout != TEST_DENSE;
   mha_forward_args *a = &f->args;
   MHA_INIT(a);
+  a->flags = c->Lk == 0 ? MHA_ALLOW_EMPTY : 0;
   a->accumulate = c->accumulate;
   a->batch = c->B;
   a->query_length = c->Lq;
@@ -502,6 +503,7 @@ static void attend_arguments(test_fixture *f) {
   f->k = tensor_argument(f, &f->key);
   f->v = tensor_argument(f, &f->value);
   MHA_INIT(&f->attend_args);
+  f->attend_args.flags = MHA_ALLOW_EMPTY; /* a case says its sizes */
   f->attend_args.n_sequences = f->c.packed ? f->c.B : 0;
   f->attend_args.output = f->output.data;
   if (f->c.layout != TEST_DENSE) {
@@ -850,6 +852,7 @@ mha_status test_core_try(test_core *core, mha_error *error) {
   const mha_tensor k = {core->k, core->B, core->Lk, core->G, core->d, 0, 0, 0, 0};
   const mha_tensor v = {core->v, core->B, core->Lk, core->G, core->dv, 0, 0, 0, 0};
   MHA_INIT(&args);
+  args.flags = MHA_ALLOW_EMPTY;
   args.output = core->output;
   args.attention = &core->rules;
   test_fill_poison(core->output, core->B * core->Lq * core->H * core->dv);

@@ -356,6 +356,57 @@ static void the_value_size_follows(void **state) {
   test_allocator_check(&allocator);
 }
 
+/* A layer gives the sizes that are left 0, and must agree with the others. */
+static void sizes_of_a_layer(void **state) {
+  mha_config config;
+  mha_matrices matrices;
+  mha_weights *weights = NULL;
+  mha_cache *cache = NULL;
+  mha_error error;
+  mha_tensor k, v;
+  (void)state;
+  mha_config_init(&config, 12, 4);
+  config.n_kv_heads = G;
+  config.value_head_size = 2;
+  config.key_width = G * 3;
+  config.value_width = G * 2;
+  config.output_width = 4 * 2;
+  MHA_INIT(&matrices); /* no matrix: G = 2, d = 3, dv = 2 */
+  test_expect(mha_weights_create(&config, &matrices, &weights, &error), MHA_OK, &error);
+  for (int given = 0; given < 16; given++) {
+    mha_cache_options o;
+    MHA_INIT(&o);
+    o.n_entries = 2;
+    o.capacity = 5;
+    o.weights = weights;
+    o.n_kv_heads = given & 1 ? G : 0;
+    o.head_size = given & 2 ? 3 : 0;
+    o.value_head_size = given & 4 ? 2 : 0;
+    o.window = given & 8 ? 3 : 0;
+    test_note("given %d", given);
+    test_expect(mha_cache_create(&o, &cache, &error), MHA_OK, &error);
+    test_expect(mha_cache_view(cache, &k, &v, &error), MHA_OK, &error);
+    assert_int_equal(k.heads, G);
+    assert_int_equal(k.size, 3);
+    assert_int_equal(v.heads, G);
+    assert_int_equal(v.size, 2);
+    assert_int_equal(k.batch, 2);
+    assert_int_equal(k.length, 5);
+    mha_cache_destroy(cache);
+    const int64_t wrong = given & 1 ? -1 : 4;
+    o.n_kv_heads = given & 2 ? wrong : o.n_kv_heads;
+    o.head_size = given & 2 ? o.head_size : wrong;
+    expect_message(mha_cache_create(&o, &cache, &error), MHA_ERROR_SIZE, &error,
+                   given & 2 ? "options.n_kv_heads" : "options.head_size");
+    assert_null(cache);
+    o.n_kv_heads = o.head_size = 0;
+    o.value_head_size = 3;
+    expect_message(mha_cache_create(&o, &cache, &error), MHA_ERROR_SIZE, &error,
+                   "options.value_head_size");
+  }
+  mha_weights_destroy(weights);
+}
+
 /* Two entries of three tokens, and all that must not change. */
 typedef struct still {
   model m;
@@ -660,12 +711,19 @@ static void a_callback_finds_it_busy(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_random_history),           cmocka_unit_test(unwritten_rows_stay_unwritten),
-      cmocka_unit_test(padding_rows_are_not_read),  cmocka_unit_test(the_view),
-      cmocka_unit_test(sizes_that_are_wrong),       cmocka_unit_test(the_value_size_follows),
-      cmocka_unit_test(entries_that_are_not_there), cmocka_unit_test(b30_appends_that_do_not_fit),
-      cmocka_unit_test(chunks_of_a_ring),           cmocka_unit_test(rows_that_do_not_fit),
-      cmocka_unit_test(rows_of_the_cache_itself),   cmocka_unit_test(truncations_that_are_too_deep),
+      cmocka_unit_test(a_random_history),
+      cmocka_unit_test(unwritten_rows_stay_unwritten),
+      cmocka_unit_test(padding_rows_are_not_read),
+      cmocka_unit_test(the_view),
+      cmocka_unit_test(sizes_that_are_wrong),
+      cmocka_unit_test(the_value_size_follows),
+      cmocka_unit_test(sizes_of_a_layer),
+      cmocka_unit_test(entries_that_are_not_there),
+      cmocka_unit_test(b30_appends_that_do_not_fit),
+      cmocka_unit_test(chunks_of_a_ring),
+      cmocka_unit_test(rows_that_do_not_fit),
+      cmocka_unit_test(rows_of_the_cache_itself),
+      cmocka_unit_test(truncations_that_are_too_deep),
       cmocka_unit_test(a_callback_finds_it_busy),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

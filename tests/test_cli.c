@@ -12,9 +12,11 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,6 +53,11 @@ static void redirect(const char *path, int to) {
     _exit(126);
 }
 
+/* What else the child does before it becomes the command, or NULL; the signal by which it is to
+ * end, or 0. */
+static void (*in_child)(void);
+static int expected_signal;
+
 /* Runs the command with the words up to NULL; standard output goes to `out`. */
 static int run_to(const char *out, const char *const *words) {
   char *argv[MAX_WORDS + 2];
@@ -68,15 +75,18 @@ static int run_to(const char *out, const char *const *words) {
     redirect(out, STDOUT_FILENO);
     redirect("stderr.txt", STDERR_FILENO);
     (void)alarm(120); /* a command that hangs ends by a signal */
+    if (in_child)
+      in_child();
     execv(MHA_CLI_PATH, argv);
     _exit(127);
   }
   while (waitpid(child, &result, 0) < 0)
     assert_int_equal(errno, EINTR);
   read_text("stderr.txt", err_text);
-  if (!WIFEXITED(result))
-    test_failed("the command ended by signal %d", WTERMSIG(result));
-  return WEXITSTATUS(result);
+  if ((WIFSIGNALED(result) ? WTERMSIG(result) : 0) != expected_signal)
+    test_failed("the command ended by signal %d, not %d",
+                WIFSIGNALED(result) ? WTERMSIG(result) : 0, expected_signal);
+  return expected_signal ? -1 : WEXITSTATUS(result);
 }
 
 static int run(const char *const *words) {
@@ -500,10 +510,10 @@ static const struct {
     {set_softcap, {"--softcap", "0.5"}},
     {set_alibi, {"--alibi", "slopes.npy"}},
     {set_sinks, {"--sinks", "sinks.npy"}},
-    {set_scaled, {STAGE_RUN, "--stage", "0"}},
-    {set_capped, {STAGE_RUN, "--stage", "1"}},
-    {set_final, {STAGE_RUN, "--stage", "2"}},
-    {set_after_softmax, {STAGE_RUN, "--stage", "3"}},
+    {set_scaled, {STAGE_RUN, "--stage", "scaled"}},
+    {set_capped, {STAGE_RUN, "--stage", "capped"}},
+    {set_final, {STAGE_RUN, "--stage", "final"}},
+    {set_after_softmax, {STAGE_RUN, "--stage", "weights"}},
     {set_after_softmax, {STAGE_RUN}},
     {set_all,
      {STAGE_RUN, "--lengths", "4,6", "--query-lengths", "3,5", "--attend", "mask.npy", "--scale",
@@ -954,6 +964,23 @@ static void inspect_refuses_bad_files(void **state) {
     RUN_BADLY(1, "bad.safetensors", "inspect", "bad.safetensors");
   }
   assert_int_equal(unlink("bad.safetensors"), 0);
+  put_bytes("model", "GGUF\3\0\0\0\254\0\0\0\0\0\0\0", 16);
+  RUN_BADLY(1,
+            "model seems to be a GGUF model; rule: weights are a safetensors file or a folder of",
+            "inspect", "model");
+  RUN_BADLY(1,
+            "model seems to be a GGUF model; rule: weights are a safetensors file or a folder of",
+            "run", "--weights", "model", "--heads", "2", "--input", "q.npy", "--output", "y.npy");
+  RUN_BADLY(1, "model seems to be a GGUF model; rule: an array is a .npy file", "run", "--weights",
+            article, "--heads", "2", "--input", "model", "--output", "y.npy");
+  put_bytes("model", "\x9a\x99\x99\x3e\xcd\xcc\x4c\x3e\x01", 9);
+  RUN_BADLY(1, "model seems to be a file of another kind; rule: weights are", "inspect", "model");
+  put_bytes("model", "", 0);
+  RUN_BADLY(1, "model is empty; rule: weights are", "inspect", "model");
+  assert_int_equal(unlink("model"), 0);
+  assert_int_equal(mkdir("bad", 0700), 0);
+  RUN_BADLY(1, "bad is a folder without .npy files; rule: weights are", "inspect", "bad");
+  assert_int_equal(rmdir("bad"), 0);
   RUN_BADLY(1, "absent", "inspect", "absent");
   RUN_BADLY(1, "/dev/null", "inspect", "/dev/null");
   assert_int_equal(mkdir("bad", 0700), 0);
@@ -1058,13 +1085,13 @@ static const struct {
     {3, {"--rope", "halves"}},
     {3, {"--rope", "interleaved", "--rope-base", "5", "--rotary", "2"}},
     {3, {"--rope", "halves", "--rope-cos", "self_cos.npy", "--rope-sin", "self_sin.npy"}},
-    {0, {"--stage", "0", "--softcap", "0.5", "--bias", "self_bias.npy"}},
-    {1, {"--stage", "1", "--softcap", "0.5", "--bias", "self_bias.npy"}},
-    {2, {"--stage", "2", "--softcap", "0.5", "--bias", "self_bias.npy"}},
+    {0, {"--stage", "scaled", "--softcap", "0.5", "--bias", "self_bias.npy"}},
+    {1, {"--stage", "capped", "--softcap", "0.5", "--bias", "self_bias.npy"}},
+    {2, {"--stage", "final", "--softcap", "0.5", "--bias", "self_bias.npy"}},
     {3,
-     {"--stage", "3", "--window", "3,0", "--attend", "self_mask.npy", "--bias", "self_heads.npy",
-      "--scale", "0.25", "--softcap", "2", "--alibi", "self_two.npy", "--sinks", "self_two.npy",
-      "--rope", "halves"}},
+     {"--stage", "weights", "--window", "3,0", "--attend", "self_mask.npy", "--bias",
+      "self_heads.npy", "--scale", "0.25", "--softcap", "2", "--alibi", "self_two.npy", "--sinks",
+      "self_two.npy", "--rope", "halves"}},
 };
 
 typedef struct three_files {
@@ -1281,7 +1308,7 @@ static void run_draws_what_the_demo_draws(void **state) {
   assert_string_equal(picture, expected);
   check_article("y.npy", ARTICLE "output.npy", 2, (const int64_t[]){7, 8});
   RUN_WELL(ARTICLE_RUN, "--output", "y.npy", "--svg", "p.svg", "--labels", SENTENCE,
-           "--attn-weights", "p.npy", "--stage", "3");
+           "--attn-weights", "p.npy", "--stage", "weights");
   take_picture("p.svg");
   assert_string_equal(picture, expected);
   check_article("p.npy", ARTICLE "weights.npy", 3, (const int64_t[]){2, 7, 7});
@@ -1317,13 +1344,167 @@ static void results_meet_through_links(void **state) {
   (void)state;
   put_bytes("y.npy", "old", 3);
   assert_int_equal(symlink("y.npy", "link.npy") + symlink("w", "folder"), 0);
-  RUN_BADLY(2, "two results go to \"link.npy\"", ARTICLE_RUN, "--output", "y.npy", "--lse",
-            "link.npy");
-  RUN_BADLY(2, "two results go to \"folder/f.npy\"", ARTICLE_RUN, "--output", "w/f.npy", "--lse",
-            "folder/f.npy");
-  assert_int_equal(unlink("y.npy") + unlink("link.npy"), 0);
+  RUN_BADLY(2, "--lse is \"link.npy\", the file that --output names", ARTICLE_RUN, "--output",
+            "y.npy", "--lse", "link.npy");
+  RUN_BADLY(2, "--lse is \"folder/f.npy\", the file that --output names", ARTICLE_RUN, "--output",
+            "w/f.npy", "--lse", "folder/f.npy");
+  assert_int_equal(link("y.npy", "hard.npy"), 0);
+  RUN_BADLY(2, "--lse is \"hard.npy\", the file that --output names", ARTICLE_RUN, "--output",
+            "y.npy", "--lse", "hard.npy");
+  assert_int_equal(unlink("y.npy"), 0); /* the link now leads to a file that is not there yet */
+  RUN_BADLY(2, "--lse is \"./y.npy\", the file that --output names", ARTICLE_RUN, "--output",
+            "link.npy", "--lse", "./y.npy");
+  RUN_WELL(ARTICLE_RUN, "--output", "link.npy", "--lse", "hard.npy");
+  check_article("y.npy", ARTICLE "output.npy", 2, (const int64_t[]){7, 8});
+  assert_int_equal(unlink("hard.npy") + unlink("link.npy"), 0);
   RUN_WELL(ARTICLE_RUN, "--output", "y.npy", "--lse", "folder/y.npy");
   assert_int_equal(unlink("y.npy") + unlink("w/y.npy") + unlink("folder"), 0);
+}
+
+/* ---- Where results may not go -----------------------------------------------------------------
+ */
+
+/* With --trace, so that standard output would show that something was computed. */
+static void refuse_result(const char *path, const char *fragment) {
+  test_note("%s", path);
+  RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", "new.npy", "--lse", path, "--trace");
+  assert_memory_equal(err_text, "mha: --lse: ", 12);
+  assert_false(exists("new.npy"));
+}
+
+/* Every option that names a result, of both commands. */
+static void refuse_result_everywhere(const char *path, const char *fragment) {
+  refuse_result(path, fragment);
+  RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", path, "--trace");
+  RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", "new.npy", "--attn-weights", path, "--trace");
+  RUN_BADLY(1, fragment, ARTICLE_RUN, "--output", "new.npy", "--svg", path, "--trace");
+  RUN_BADLY(1, fragment, "demo", "--svg", path, "--trace");
+  assert_false(exists("new.npy"));
+}
+
+static void open_files_stay_as_they_are(void **state) {
+  static const char *const paths[] = {"/dev/stdout",     "/dev/stderr", "/dev/fd/1",
+                                      "/proc/self/fd/1", "to_stdout",   "/dev/../dev/stdout"};
+  (void)state;
+  assert_int_equal(symlink("/dev/stdout", "to_stdout"), 0);
+  for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
+    if (exists(paths[i]))
+      (i == 0 ? refuse_result_everywhere : refuse_result)(
+          paths[i], "stands for an open file of a process; rule: a path of its own");
+  assert_int_equal(unlink("to_stdout"), 0);
+}
+
+static void what_is_no_file_stays_as_it_is(void **state) {
+  struct stat info;
+  (void)state;
+  assert_int_equal(mkfifo("fifo", 0600) + symlink("/dev/null", "null"), 0);
+  put_bytes("protected", "old", 3);
+  assert_int_equal(chmod("protected", 0444), 0);
+  const int before = files_here();
+  refuse_result("fifo", ": fifo is not a regular file; rule: only such are replaced");
+  refuse_result("w", "w is not a regular file");
+  refuse_result_everywhere("/dev/null", "/dev/null is not a regular file");
+  refuse_result("null", "null is not a regular file");
+  refuse_result("protected", "protected cannot be written: ");
+  assert_int_equal(files_here(), before);
+  assert_int_equal(stat("/dev/null", &info), 0);
+  assert_true(S_ISCHR(info.st_mode));
+  assert_int_equal(lstat("null", &info), 0);
+  assert_true(S_ISLNK(info.st_mode));
+  read_text("protected", out_text);
+  assert_string_equal(out_text, "old");
+  assert_int_equal(unlink("fifo") + unlink("null") + unlink("protected"), 0);
+}
+
+/* ---- Limits and signals -----------------------------------------------------------------------
+ */
+
+static void limit_files(void) {
+  const struct rlimit limit = {1000, 1000};
+  if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
+    _exit(125);
+}
+
+/* The output fits and is complete before the picture meets the limit. */
+static void a_limit_on_files_leaves_nothing(void **state) {
+  (void)state;
+  put_bytes("y.npy", "old", 3);
+  const int before = files_here();
+  in_child = limit_files;
+  RUN_BADLY(1, "p.svg cannot be written: ", ARTICLE_RUN, "--output", "y.npy", "--svg", "p.svg");
+  RUN_BADLY(1, "p.svg cannot be written: ", "demo", "--svg", "p.svg");
+  assert_int_equal(run((const char *const[]){"demo", NULL}), 1);
+  assert_string_equal(err_text, "mha: standard output cannot be written\n");
+  assert_int_equal(files_here(), before);
+  read_text("y.npy", out_text);
+  assert_string_equal(out_text, "old");
+  assert_int_equal(unlink("y.npy"), 0);
+}
+
+static int leave_child_alone(void **state) {
+  (void)state;
+  in_child = NULL;
+  expected_signal = 0;
+  return 0;
+}
+
+static int sent_signal;
+static int sent_at;
+static bool signal_is_ignored;
+
+static void send_signal(void) {
+  char number[16];
+  char at[16];
+  (void)snprintf(number, sizeof number, "%d", sent_signal);
+  (void)snprintf(at, sizeof at, "%d", sent_at);
+  if (setenv("LD_PRELOAD", MHA_SIGNAL_AT_FSYNC_PATH, 1) != 0 ||
+      setenv("ASAN_OPTIONS", "verify_asan_link_order=0", 1) != 0 ||
+      setenv("MHA_TEST_SIGNAL", number, 1) != 0 || setenv("MHA_TEST_FSYNC", at, 1) != 0)
+    _exit(125);
+  if (signal_is_ignored)
+    (void)signal(sent_signal, SIG_IGN);
+}
+
+#define FOUR_RESULTS                                                                               \
+  ARTICLE_RUN, "--output", "y.npy", "--attn-weights", "p.npy", "--lse", "f.npy", "--svg", "p.svg"
+
+/* Signals that come while results are written. The first four calls of fsync are for the files,
+ * which then get their names one by one, each with a call for the folder. */
+static void signals_leave_no_temporary_files(void **state) {
+  static const int signals[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU};
+  static const char *const run_words[] = {FOUR_RESULTS, NULL};
+  static const char *const demo_words[] = {"demo", "--svg", "p.svg", NULL};
+  const int before = files_here();
+  (void)state;
+  in_child = send_signal;
+  for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++)
+    for (sent_at = 1; sent_at <= (i == 0 ? 6 : 1); sent_at++) {
+      const int n_named = sent_at > 4 ? sent_at - 4 : 0;
+      test_note("signal %d at %d", signals[i], sent_at);
+      sent_signal = expected_signal = signals[i];
+      (void)run(run_words);
+      assert_string_equal(err_text, "");
+      assert_int_equal(files_here(), before + n_named);
+      assert_int_equal(exists("y.npy"), n_named > 0);
+      assert_int_equal(exists("p.npy"), n_named > 1);
+      (void)unlink("y.npy");
+      (void)unlink("p.npy");
+      if (i == 0 && sent_at == 1)
+        (void)run(demo_words);
+      assert_int_equal(files_here(), before);
+    }
+}
+
+/* As nohup wants it. */
+static void ignored_signals_stay_ignored(void **state) {
+  (void)state;
+  in_child = send_signal;
+  sent_signal = SIGHUP;
+  sent_at = 2;
+  signal_is_ignored = true;
+  RUN_WELL(FOUR_RESULTS);
+  check_article("y.npy", ARTICLE "output.npy", 2, (const int64_t[]){7, 8});
+  assert_int_equal(unlink("p.npy") + unlink("f.npy") + unlink("p.svg"), 0);
 }
 
 /* ---- Bad command lines ----------------------------------------------------------------------- */
@@ -1336,7 +1517,8 @@ static const struct {
     {"unknown command \"dance\"", {"dance"}},
     {"unknown command \"--trace\"", {"--trace"}},
     {"unknown command \"\"", {""}},
-    {"unknown command \"--version\"", {"--version", "x"}},
+    {"--version is given with \"x\"; rule: it stands alone", {"--version", "x"}},
+    {"--help is given with \"run\"; rule: it stands alone", {"--help", "run"}},
     {"unknown option \"--steps\"", {"demo", "--steps"}},
     {"unknown option \"--svg\"", {"inspect", article, "--svg", "p.svg"}},
     {"--svg has no value; rule: --svg FILE", {"demo", "--svg"}},
@@ -1351,9 +1533,9 @@ static const struct {
     {"--labels has 1 labels for 7 tokens",
      {ARTICLE_RUN, "--output", "y.npy", "--svg", "p.svg", "--labels", "\xE8\xBF\x9C"}},
     {"--labels is given with --key", {ODD_RUN, "--svg", "p.svg", "--labels", "a,b,c,d,e"}},
-    {"--svg is given with --stage 2; rule: the picture shows stage 3",
+    {"--svg is given with --stage final; rule: the picture shows the stage weights",
      {ARTICLE_RUN, "--output", "y.npy", "--svg", "p.svg", "--attn-weights", "p.npy", "--stage",
-      "2"}},
+      "final"}},
     {"--steps is given without --causal", {ARTICLE_RUN, "--output", "y.npy", "--steps"}},
     {"--key is given with --steps", {ODD_RUN, "--steps", "--causal"}},
     {"--align is given with --steps",
@@ -1390,11 +1572,28 @@ static const struct {
     {"--output is empty", {ARTICLE_RUN, "--output="}},
     {"unexpected word \"y.npy\"", {"run", "--input", "--output", "y.npy"}},
     {"--value is given without --key", {ARTICLE_RUN, "--output", "y.npy", "--value", "v.npy"}},
-    {"--stage is given without --attn-weights", {ARTICLE_RUN, "--output", "y.npy", "--stage", "1"}},
-    {"two results go to \"y.npy\"", {ARTICLE_RUN, "--output", "y.npy", "--lse", "y.npy"}},
-    {"two results go to \"./y.npy\"", {ARTICLE_RUN, "--output", "y.npy", "--lse", "./y.npy"}},
-    {"two results go to \"w/../y.npy\"", {ARTICLE_RUN, "--output", "y.npy", "--svg", "w/../y.npy"}},
-    {"two results go to \"absent/y\"", {ARTICLE_RUN, "--output", "absent/y", "--lse", "absent/y"}},
+    {"--stage is given without --attn-weights",
+     {ARTICLE_RUN, "--output", "y.npy", "--stage", "capped"}},
+    {"--lse is \"y.npy\", the file that --output names; rule: each result has its own",
+     {ARTICLE_RUN, "--output", "y.npy", "--lse", "y.npy"}},
+    {"--lse is \"./y.npy\", the file that --output names",
+     {ARTICLE_RUN, "--output", "y.npy", "--lse", "./y.npy"}},
+    {"--svg is \"w/../y.npy\", the file that --output names",
+     {ARTICLE_RUN, "--output", "y.npy", "--svg", "w/../y.npy"}},
+    {"--lse is \"absent/y\", the file that --output names",
+     {ARTICLE_RUN, "--output", "absent/y", "--lse", "absent/y"}},
+    {"--lse is \"p.npy\", the file that --attn-weights names",
+     {ARTICLE_RUN, "--output", "y.npy", "--attn-weights", "p.npy", "--lse", "p.npy"}},
+    {"--lengths is \"3\", numbers for 1 batch entries; rule: one for each of the 2",
+     {ODD_RUN, "--lengths", "3"}},
+    {"--query-lengths is \"3,3,3\", numbers for 3 batch entries",
+     {ODD_RUN, "--query-lengths", "3,3,3"}},
+    {"--lengths is \"7,6\", 7 for batch entry 0; rule: at most Lk = 6",
+     {ODD_RUN, "--lengths", "7,6"}},
+    {"--lengths is \"8\", 8 for batch entry 0; rule: at most Lk = 7",
+     {ARTICLE_RUN, "--output", "y.npy", "--lengths", "8"}},
+    {"--query-lengths is \"5,6\", 6 for batch entry 1; rule: at most Lq = 5",
+     {ODD_RUN, "--query-lengths", "5,6"}},
     {"--kv-heads is 3 for --heads 2", {ARTICLE_RUN, "--output", "y.npy", "--kv-heads", "3"}},
     {"--kv-heads is \"0\"", {ARTICLE_RUN, "--output", "y.npy", "--kv-heads", "0"}},
     {"--heads is \"0\"", {"run", "--heads", "0"}},
@@ -1407,8 +1606,32 @@ static const struct {
     {"--heads is \"99999999999999999999\"", {"run", "--heads", "99999999999999999999"}},
     {"--threads is \"-1\"", {"run", "--threads", "-1"}},
     {"--threads is \"1025\"", {"run", "--threads", "1025"}},
-    {"--stage is \"4\"", {"run", "--stage", "4"}},
-    {"--stage is \"-1\"", {"run", "--stage", "-1"}},
+    {"--stage is \"0\"; rule: a name, scaled|capped|final|weights; counted from 0 in this order it "
+     "is scaled",
+     {"run", "--stage", "0"}},
+    {"is capped", {"run", "--stage", "1"}},
+    {"is final", {"run", "--stage", "2"}},
+    {"is weights", {"run", "--stage", "3"}},
+    {"--stage is \"4\"; rule: scaled|capped|final|weights", {"run", "--stage", "4"}},
+    {"--stage is \"-1\"; rule: scaled", {"run", "--stage", "-1"}},
+    {"--stage is \"00\"; rule: scaled", {"run", "--stage", "00"}},
+    {"--stage is \"Final\"; rule: scaled", {"run", "--stage", "Final"}},
+    {"--stage is \"\"; rule: scaled", {"run", "--stage="}},
+    {"--output is \"-\"; rule: a path, and no stream; ./- is the file of that name",
+     {"run", "--output", "-"}},
+    {"--svg is \"-\"; rule: a path", {"demo", "--svg=-"}},
+    {"--input is \"-\"; rule: a path", {"run", "--input", "-"}},
+    {"--weights is \"-\"; rule: a path", {"run", "--weights", "-"}},
+    {"--output is \"stdout.txt\", to which standard output goes; rule: a result has a file of its "
+     "own",
+     {ARTICLE_RUN, "--output", "stdout.txt"}},
+    {"--lse is \"w/../stderr.txt\", to which standard error goes; rule: ",
+     {ARTICLE_RUN, "--output", "y.npy", "--lse", "w/../stderr.txt"}},
+    {"--svg is \"./stdout.txt\", to which standard output goes", {"demo", "--svg", "./stdout.txt"}},
+    {"--output is \"./w/a.b_O.npy\", which --weights names too; rule: a result replaces no weights",
+     {"run", "--weights", "w/a.b_O.npy", "--heads", "2", "--input", "q.npy", "--output",
+      "./w/a.b_O.npy"}},
+    {"--lse is \"w\", which --weights names too", {ODD_RUN, "--lse", "w"}},
     {"--scale is \"nan\"", {"run", "--scale", "nan"}},
     {"--scale is \"inf\"", {"run", "--scale", "inf"}},
     {"--scale is \"1e39\"", {"run", "--scale", "1e39"}},
@@ -1419,7 +1642,8 @@ static const struct {
     {"--align is \"middle\"", {"run", "--align", "middle"}},
     {"--align is \"1,2\"", {"run", "--align", "1,2"}},
     {"--align is \"9223372036854775808\"", {"run", "--align", "9223372036854775808"}},
-    {"--window is \"1\"", {"run", "--window", "1"}},
+    {"--window is \"1\"; rule: two whole numbers of at least -1 with a comma between",
+     {"run", "--window", "1"}},
     {"--window is \"1,2,3\"", {"run", "--window", "1,2,3"}},
     {"--window is \"-2,0\"", {"run", "--window", "-2,0"}},
     {"--window is \"1,\"", {"run", "--window", "1,"}},
@@ -1443,7 +1667,7 @@ static const struct {
     {"--rope-base is given without --rope", {ARTICLE_RUN, "--output", "y.npy", "--rope-base", "2"}},
     {"--rope-cos is given without --rope; rule",
      {ARTICLE_RUN, "--output", "y.npy", "--rope-cos", "c.npy", "--rope-sin", "s.npy"}},
-    {"one of --rope-cos and --rope-sin is given alone",
+    {"--rope-sin is given without --rope-cos; rule: both or none",
      {ARTICLE_RUN, "--output", "y.npy", "--rope", "halves", "--rope-sin", "s.npy"}},
     {"--rope-base is given with --rope-cos",
      {ARTICLE_RUN, "--output", "y.npy", "--rope", "halves", "--rope-cos", "c.npy", "--rope-sin",
@@ -1472,11 +1696,11 @@ static const struct {
 } data_rows[] = {
     {"absent.npy does not exist",
      {"run", "--weights", "absent.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"junk.txt: ",
+    {"junk.txt seems to be text; rule: weights are a safetensors file or a folder of .npy files",
      {"run", "--weights", "junk.txt", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
     {"absent does not exist",
      {"run", "--weights", "absent", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"--weights is the file q.npy; rule: a safetensors file, or the folder in which",
+    {"q.npy seems to be a NumPy array (.npy); rule: weights are a safetensors file or a folder of",
      {"run", "--weights", "q.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
     {"w: a.W_K has shape (6, 10)",
      {"run", "--weights", "w", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
@@ -1494,7 +1718,7 @@ static const struct {
      {"run", "--weights", article, "--heads", "3", "--input", article_x, "--output", "y.npy"}},
     {"absent.npy cannot be opened: ",
      {"run", "--weights", article, "--heads", "2", "--input", "absent.npy", "--output", "y.npy"}},
-    {"junk.npy: a wrong byte at byte 0",
+    {"junk.npy seems to be text; rule: an array is a .npy file",
      {"run", "--weights", article, "--heads", "2", "--input", "junk.npy", "--output", "y.npy"}},
     {"mask.npy holds the type \"u1\"",
      {"run", "--weights", article, "--heads", "2", "--input", "mask.npy", "--output", "y.npy"}},
@@ -1514,10 +1738,6 @@ static const struct {
     {"key", /* absent, and Ek is not Eq */
      {"run", "--weights", "w", "--prefix", "a.", "--heads", "4", "--kv-heads", "2", "--input",
       "q.npy", "--output", "y.npy"}},
-    {"--lengths has 1 numbers", {ODD_RUN, "--lengths", "3"}},
-    {"--query-lengths has 3 numbers", {ODD_RUN, "--query-lengths", "3,3,3"}},
-    {"7", {ODD_RUN, "--lengths", "7,6"}},
-    {"6", {ODD_RUN, "--query-lengths", "6,5"}},
     {"bias.npy holds the type \"f4\"; rule: bool or uint8", {ODD_RUN, "--attend", "bias.npy"}},
     {"mask.npy holds the type \"u1\"; rule: float16, float32 or float64",
      {ODD_RUN, "--bias", "mask.npy"}},
@@ -1529,8 +1749,6 @@ static const struct {
     {"bias.npy has shape (4, 5, 6); rule: [H]", {ODD_RUN, "--sinks", "bias.npy"}},
     {"alibi_slopes", {ODD_RUN, "--alibi", "nan.npy"}},
     {"absent/p.npy cannot be written: ", {ODD_RUN, "--attn-weights", "absent/p.npy"}},
-    {"w is not a regular file; rule: only such are replaced", {ODD_RUN, "--lse", "w"}},
-    {"/dev/null is not a regular file", {ODD_RUN, "--lse", "/dev/null"}},
     {"absent/p.svg cannot be written: ", {ODD_RUN, "--svg", "absent/p.svg"}},
     {"absent/p.svg cannot be written: ", {"demo", "--svg", "absent/p.svg"}},
     {"p.svg would show 1 x 2 maps of 513 x 513 cells; rule: at least one, at most 512 x 512",
@@ -1615,7 +1833,7 @@ static void help_names_every_option(void **state) {
                                       "--alibi S.npy",
                                       "--sinks S.npy",
                                       "--attn-weights P.npy",
-                                      "--stage 0-3",
+                                      "--stage scaled|capped|final|weights",
                                       "--lse F.npy",
                                       "--svg FILE",
                                       "--labels TEXT",
@@ -1723,6 +1941,11 @@ int main(void) {
       cmocka_unit_test(run_draws_what_the_demo_draws),
       cmocka_unit_test(entries_and_keys_are_drawn),
       cmocka_unit_test(results_meet_through_links),
+      cmocka_unit_test(open_files_stay_as_they_are),
+      cmocka_unit_test(what_is_no_file_stays_as_it_is),
+      cmocka_unit_test_teardown(a_limit_on_files_leaves_nothing, leave_child_alone),
+      cmocka_unit_test_teardown(signals_leave_no_temporary_files, leave_child_alone),
+      cmocka_unit_test_teardown(ignored_signals_stay_ignored, leave_child_alone),
       cmocka_unit_test(bad_command_lines),
       cmocka_unit_test(bad_data),
       cmocka_unit_test(help_names_every_option),

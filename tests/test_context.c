@@ -206,6 +206,37 @@ static void after_a_reserve_a_call_allocates_nothing(void **state) {
   }
 }
 
+/* Few queries of many heads over many keys hold the scores of all heads at once, which is more than
+ * a tile of many queries takes. */
+static void a_reserve_holds_for_few_queries(void **state) {
+  enum { MOST = 18 };
+  const int64_t spans[] = {40, 300};
+  (void)state;
+  for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
+    const test_case c = {.seed = i, .core = true, .Lq = MOST, .Lk = spans[i], .H = 16, .d = 1};
+    mha_shape shape;
+    test_build(&fixture, &c);
+    mha_context *context = make_context();
+    MHA_INIT(&shape);
+    shape.batch = 1;
+    shape.query_length = MOST;
+    shape.key_length = spans[i];
+    shape.n_heads = 16;
+    shape.value_head_size = 1;
+    test_expect(mha_context_reserve(context, NULL, &shape, NULL), MHA_OK, NULL);
+    const int64_t calls = fixture.allocator.calls;
+    for (int64_t n = MOST; n > 0; n--) {
+      mha_error error;
+      fixture.q.length = n;
+      test_note("%d of %d queries over %d keys", (int)n, MOST, (int)spans[i]);
+      test_expect(test_call(&fixture, context, NULL, &error), MHA_OK, &error);
+      assert_int_equal(fixture.allocator.calls, calls);
+    }
+    mha_context_destroy(context);
+    test_release(&fixture);
+  }
+}
+
 /* ---- Trace ----------------------------------------------------------------------------------- */
 
 #define MAX_STEPS 16
@@ -497,6 +528,7 @@ int main(void) {
       cmocka_unit_test(a_long_sequence_takes_what_was_said),
       cmocka_unit_test(sizes_beyond_32_bits),
       cmocka_unit_test(after_a_reserve_a_call_allocates_nothing),
+      cmocka_unit_test(a_reserve_holds_for_few_queries),
       cmocka_unit_test(the_trace_shows_names_shapes_and_strides),
       cmocka_unit_test(the_traces_numbers_are_right),
       cmocka_unit_test(a_second_entry_is_refused),

@@ -153,21 +153,22 @@ typedef struct row {
         word                                                                                       \
   }
 #define CONFIG(member, value, status)                                                              \
-  MEMBER(CREATE, config, mha_config, member, INT64, value, 0.0F, status, #member)
+  MEMBER(CREATE, config, mha_config, member, INT64, value, 0.0F, status, "config." #member)
 #define MATRIX(member, value, status)                                                              \
-  MEMBER(CREATE, matrices, mha_matrices, member, INT64, value, 0.0F, status, #member)
+  MEMBER(CREATE, matrices, mha_matrices, member, INT64, value, 0.0F, status, "matrices." #member)
 #define ARGS(base, member, value, status, word)                                                    \
-  MEMBER(base, args, mha_forward_args, member, INT64, value, 0.0F, status, word)
+  MEMBER(base, args, mha_forward_args, member, INT64, value, 0.0F, status, "args." word)
 #define NO_ARG(base, member, word)                                                                 \
-  MEMBER(base, args, mha_forward_args, member, NO_POINTER, 0, 0.0F, MHA_ERROR_NULL, word)
+  MEMBER(base, args, mha_forward_args, member, NO_POINTER, 0, 0.0F, MHA_ERROR_NULL, "args." word)
 #define RULE(base, member, kind, value, status, word)                                              \
-  MEMBER(base, attention, mha_attention, member, kind, value, 0.0F, status, word)
+  MEMBER(base, attention, mha_attention, member, kind, value, 0.0F, status, "attention." word)
 #define SCORE(member, number, word)                                                                \
-  MEMBER(CORE_RULES, attention, mha_attention, member, FLOAT, 0, number, MHA_ERROR_VALUE, word)
+  MEMBER(CORE_RULES, attention, mha_attention, member, FLOAT, 0, number, MHA_ERROR_VALUE,          \
+         "attention." word)
 #define TENSOR(tensor, member, value, status)                                                      \
   MEMBER(CORE, tensor, mha_tensor, member, INT64, value, 0.0F, status, #tensor)
 #define ATTEND(base, member, value, status, word)                                                  \
-  MEMBER(base, attend_args, mha_attend_args, member, INT64, value, 0.0F, status, word)
+  MEMBER(base, attend_args, mha_attend_args, member, INT64, value, 0.0F, status, "args." word)
 
 static void set(const row *r) {
   char *at = (char *)&fixture + r->target + r->member;
@@ -379,7 +380,7 @@ static void widths_that_the_heads_do_not_divide(void **state) {
   build(CREATE);
   fixture.config.head_size = 0;
   fixture.config.query_width = 10;
-  expect_create_fails(MHA_ERROR_HEADS, "query_width");
+  expect_create_fails(MHA_ERROR_HEADS, "config.query_width");
   test_release(&fixture);
   build(CREATE);
   fixture.config.head_size = 0;
@@ -446,7 +447,7 @@ static void rules_that_are_wrong(void **state) {
         RULE(all, weights_stage, INT32, 4, MHA_ERROR_VALUE, "weights_stage"),
         RULE(all, window_left, INT64, -2, MHA_ERROR_VALUE, "window_left"),
         RULE(all, window_left, INT64, INT64_MIN, MHA_ERROR_VALUE, "window_left"),
-        RULE(all, window_right, INT64, -2, MHA_ERROR_VALUE, "window_right"),
+        RULE(all, window_right, INT64, -2, MHA_ERROR_VALUE, "window_left and window_right"),
         RULE(all, query_lengths, ELEMENT, -1, MHA_ERROR_LENGTH, "query_lengths"),
         RULE(all, query_lengths, ELEMENT, LQ + 1, MHA_ERROR_LENGTH, "query_lengths"),
         RULE(all, query_lengths, ELEMENT, INT64_MAX, MHA_ERROR_LENGTH, "query_lengths"),
@@ -718,17 +719,17 @@ static void self_attention_checks_too(void **state) {
   expect_error(mha_self_attention(context, NULL, x, B, LQ, y, &error), MHA_ERROR_NULL, &error,
                "weights");
   expect_error(mha_self_attention(context, weights, NULL, B, LQ, y, &error), MHA_ERROR_NULL, &error,
-               "query");
+               "x is NULL");
   expect_error(mha_self_attention(context, weights, x, B, LQ, NULL, &error), MHA_ERROR_NULL, &error,
                "output");
   expect_error(mha_self_attention(context, weights, x, -1, LQ, y, &error), MHA_ERROR_SIZE, &error,
-               "batch");
+               "batch is");
   expect_error(mha_self_attention(context, weights, x, B, -1, y, &error), MHA_ERROR_SIZE, &error,
                "length");
   expect_error(mha_self_attention(context, weights, x, B, INT64_MAX, y, &error), MHA_ERROR_OVERFLOW,
-               &error, "query");
+               &error, "x has");
   expect_error(mha_self_attention(context, weights, x, B, LQ, x, &error), MHA_ERROR_OVERLAP, &error,
-               "output");
+               "output overlaps x;");
   expect_untouched();
   mha_context_destroy(context);
   mha_weights_destroy(weights);
@@ -929,6 +930,27 @@ static void every_size_of_every_struct(void **state) {
   }
 }
 
+/* Structs that nobody prepared, each where readable memory ends. */
+static void garbage_in_every_struct(void **state) {
+  const size_t sizes[] = {MHA_MAX_STRUCT_BYTES + 1, (size_t)0xabababab, SIZE_MAX};
+  (void)state;
+  for (int which = CONFIG_; which <= GOT_; which++)
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+      mha_error error;
+      const size_t known = known_bytes[which];
+      build(which == ATTEND_ ? CORE : LAYER);
+      char *structure = test_pool_bytes(&fixture.pool, known);
+      memcpy(structure, right_struct((sized)which), known);
+      memcpy(structure, &sizes[i], sizeof sizes[i]);
+      test_note("%s of %zu bytes", sized_names[which], sizes[i]);
+      fill_with_garbage(&error);
+      expect_error(call_with((sized)which, structure, &error), MHA_ERROR_STRUCT_SIZE, &error,
+                   "MHA_INIT");
+      expect_untouched();
+      test_release(&fixture);
+    }
+}
+
 /* MHA_INIT zeroes all and stores the size. */
 static void structs_are_prepared(void **state) {
   mha_attention rules;
@@ -1054,6 +1076,23 @@ static void outputs_overlap_nothing(void **state) {
   }
 }
 
+/* The layer's own sinks are weights of it, whether the call uses them or brings others. */
+static void outputs_overlap_no_sinks_of_the_layer(void **state) {
+  (void)state;
+  for (int others = 0; others < 2; others++) {
+    float sinks[H] = {0}, own[H] = {1.0F};
+    build(LAYER_RULES);
+    region outputs[4];
+    const size_t n_outputs = list_outputs(outputs);
+    const region layers = {"the layer's sinks", sinks, sizeof sinks};
+    fixture.matrices.sinks = sinks;
+    fixture.attention.sinks = others ? own : NULL;
+    for (size_t o = 0; o < n_outputs; o++)
+      expect_overlap(o, &outputs[o], &layers);
+    test_release(&fixture);
+  }
+}
+
 /* Neighbours that touch are no overlap: output right behind the input, and right before it. */
 static void neighbours_may_touch(void **state) {
   enum { N = B * LQ * E };
@@ -1124,8 +1163,10 @@ int main(void) {
       cmocka_unit_test(options_that_are_wrong),
       cmocka_unit_test(shapes_that_are_wrong),
       cmocka_unit_test(every_size_of_every_struct),
+      cmocka_unit_test(garbage_in_every_struct),
       cmocka_unit_test(structs_are_prepared),
       cmocka_unit_test(outputs_overlap_nothing),
+      cmocka_unit_test(outputs_overlap_no_sinks_of_the_layer),
       cmocka_unit_test(neighbours_may_touch),
       cmocka_unit_test(a_context_survives_errors),
   };

@@ -512,6 +512,7 @@ static void no_batch_or_no_query(void **state) {
                 &error);
     args.output = guard;
     args.query = guard + 2; /* nothing is written */
+    args.flags = MHA_ALLOW_EMPTY;
     test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
     const mha_tensor empty = {NULL, batch, length, 2, 2, 0, 0, 0, 0};
     mha_attend_args attend;

@@ -196,6 +196,7 @@ static void fill_args(step *s) {
   const bool self = c->source == TEST_SELF;
   const bool appends = s->mode != MHA_CACHE_ATTEND;
   MHA_INIT(a);
+  a->flags = s->queries == 0 || s->keys == 0 ? MHA_ALLOW_EMPTY : 0;
   a->accumulate = c->accumulate;
   a->cache_mode = (int32_t)s->mode;
   a->batch = c->B;
@@ -213,6 +214,7 @@ static void fill_args(step *s) {
   a->cache = r.cache;
   a->cache_entries = r.plan.entries ? r.entries : NULL;
   a->new_lengths = s->counts;
+  a->expected_lengths = r.length;
   a->query_position = c->query_position;
   a->key_position = self || !appends ? 0 : c->key_position;
   a->query_positions = s->positions;
@@ -1154,6 +1156,7 @@ static void attending_to_nothing(void **state) {
       a->key = a->value = NULL;
       a->key_length = 0;
       a->query_length = n;
+      a->flags = n == 0 ? MHA_ALLOW_EMPTY : 0;
       test_poison_results(&r.f);
       test_expect(mha_forward(r.context, r.weights, a, NULL), MHA_OK, NULL);
       for (int64_t at = 0; at < 2 * 21 * 7; at++) {
@@ -1296,10 +1299,13 @@ typedef enum spoiled {
   KEY_POSITION,
   POSITION_BELOW,
   POSITION_BEHIND,
+  ATTEND_WITH_KEY_POSITIONS,
+  ATTEND_WITH_KEY_POSITION,
   BAD_MODE,
   NO_CACHE_MODE,
   NO_CACHE_ENTRIES,
   NO_CACHE_COUNTS,
+  NO_CACHE_EXPECTED,
   ATTEND_WITH_KEY,
   ATTEND_WITH_VALUE,
   ATTEND_WITH_LENGTH,
@@ -1310,6 +1316,9 @@ typedef enum spoiled {
   INPUT_IN_CACHE,
   OUTPUT_OVER_COUNTS,
   OUTPUT_OVER_ENTRIES,
+  OUTPUT_OVER_EXPECTED,
+  UNEXPECTED_LENGTH,
+  UNEXPECTED_LENGTH_ATTEND,
   TOO_MANY_ENTRIES,
   N_SPOILED
 } spoiled;
@@ -1360,6 +1369,13 @@ static expected spoil_rules(step *s, spoiled what) {
 
 static expected spoil_positions(step *s, spoiled what) {
   switch (what) {
+  case ATTEND_WITH_KEY_POSITIONS:
+  case ATTEND_WITH_KEY_POSITION:
+    s->args.cache_mode = MHA_CACHE_ATTEND;
+    s->args.key_positions = what == ATTEND_WITH_KEY_POSITIONS ? zero_positions : NULL;
+    s->args.key_position = what == ATTEND_WITH_KEY_POSITION ? 1 : 0;
+    return (expected){MHA_ERROR_VALUE,
+                      what == ATTEND_WITH_KEY_POSITIONS ? "key_positions" : "key_position is"};
   case KEY_POSITIONS:
     s->args.key_positions = zero_positions;
     return (expected){MHA_ERROR_VALUE, "key_positions"};
@@ -1381,12 +1397,13 @@ static expected spoil_mode(step *s, spoiled what) {
     a->cache_mode = 3;
     return (expected){MHA_ERROR_VALUE, "cache_mode"};
   }
-  if (what <= NO_CACHE_COUNTS) {
+  if (what <= NO_CACHE_EXPECTED) {
     a->cache = NULL;
     a->cache_mode = what == NO_CACHE_MODE ? MHA_CACHE_APPEND : 0;
     a->cache_entries = what == NO_CACHE_ENTRIES ? zero_positions : NULL;
     a->new_lengths = what == NO_CACHE_COUNTS ? zero_positions : NULL;
-    return (expected){MHA_ERROR_NULL, "cache"};
+    a->expected_lengths = what == NO_CACHE_EXPECTED ? zero_positions : NULL;
+    return (expected){MHA_ERROR_NULL, "args.cache"};
   }
   a->cache_mode = what == VALUE_ALONE ? 0 : MHA_CACHE_ATTEND;
   a->key = what == ATTEND_WITH_KEY ? s->k : NULL;
@@ -1423,6 +1440,20 @@ static expected spoil_arrays(step *s, spoiled what) {
     spoiled_entries[1] = 0;
     a->output = (float *)(void *)spoiled_entries;
     return (expected){MHA_ERROR_OVERLAP, "cache_entries"};
+  case OUTPUT_OVER_EXPECTED:
+    a->expected_lengths = test_pool_bytes(&s->pool, 2048);
+    memset((void *)(uintptr_t)a->expected_lengths, 0, 2048);
+    spoiled_entries[0] = spoiled_entries[1] = 3;
+    memcpy((void *)(uintptr_t)a->expected_lengths, spoiled_entries, 2 * sizeof *spoiled_entries);
+    a->output = (float *)(uintptr_t)a->expected_lengths;
+    return (expected){MHA_ERROR_OVERLAP, "expected_lengths"};
+  case UNEXPECTED_LENGTH:
+  case UNEXPECTED_LENGTH_ATTEND: /* entry 1 has three tokens */
+    a->cache_mode = what == UNEXPECTED_LENGTH ? MHA_CACHE_APPEND_ATTEND : MHA_CACHE_ATTEND;
+    a->expected_lengths = spoiled_entries;
+    spoiled_entries[0] = 3;
+    spoiled_entries[1] = 0;
+    return (expected){MHA_ERROR_LENGTH, "expected_lengths[1] is 0, but entry 1"};
   default:
     a->batch = 4;
     return (expected){MHA_ERROR_LENGTH, "batch"};
@@ -1438,7 +1469,7 @@ static expected spoil(step *s, spoiled what) {
     return spoil_counts(s, what);
   if (what <= PACKED_KEYS || what == MASK_COLUMNS)
     return spoil_rules(s, what);
-  if (what <= POSITION_BEHIND)
+  if (what <= ATTEND_WITH_KEY_POSITION)
     return spoil_positions(s, what);
   return what <= VALUE_ALONE ? spoil_mode(s, what) : spoil_arrays(s, what);
 }
@@ -1488,6 +1519,25 @@ static void caches_of_other_sizes(void **state) {
 
 /* A ring refuses chunks that would overwrite what their first query sees, and windows wider than
  * what it holds, also where the first queries of the call see nothing at all. */
+/* Calls without the window of a ring, or with a wider one: from the first token on, though nothing
+ * that they need is dropped yet. */
+static void expect_windows_refused(int64_t widest, mha_cache_mode mode) {
+  const int64_t keys = mode == MHA_CACHE_ATTEND ? 0 : 2;
+  for (int64_t left = -1; left <= 12; left += left < 0 ? widest + 2 : 1) {
+    step wide = {.mode = mode, .queries = 2, .keys = keys};
+    prepare_step(&wide);
+    wide.rules.window_left = left;
+    test_note("window_left %" PRId64 ", %" PRId64 " tokens", left, r.length[0]);
+    expect_refused(&wide, MHA_ERROR_VALUE, "window");
+    free_step(&wide);
+  }
+  step none = {.mode = mode, .queries = 2, .keys = keys};
+  prepare_step(&none);
+  none.rules.flags &= ~MHA_WINDOW;
+  expect_refused(&none, MHA_ERROR_VALUE, "window");
+  free_step(&none);
+}
+
 static void what_a_ring_refuses(void **state) {
   (void)state;
   test_plan plan = {.c = small_case(18), .capacity = 9, .window = 4, .rollback = 2};
@@ -1496,26 +1546,14 @@ static void what_a_ring_refuses(void **state) {
   plan.c.left = 3;
   plan.c.right = -1;
   open_run(&plan);
+  expect_windows_refused(3, MHA_CACHE_APPEND_ATTEND);
   for (int t = 0; t < 40; t += 4)
     advance(4, NULL); /* the largest: 9 - 4 - 2 + 1 */
   step s = {.queries = 5, .keys = 5};
   prepare_step(&s);
   expect_refused(&s, MHA_ERROR_LENGTH, "ring");
   free_step(&s);
-  for (int64_t left = -1; left <= 12; left += left < 0 ? 8 : 1) {
-    step wide = {.queries = 2, .keys = 2};
-    prepare_step(&wide);
-    wide.rules.window_left = left; /* two new tokens: tokens 33 to 41 are there, the query is 40 */
-    if (left < 0 || left > 7) {
-      expect_refused(&wide, MHA_ERROR_LENGTH, "window");
-    }
-    free_step(&wide);
-  }
-  step none = {.queries = 2, .keys = 2};
-  prepare_step(&none);
-  none.rules.flags &= ~MHA_WINDOW;
-  expect_refused(&none, MHA_ERROR_LENGTH, "window");
-  free_step(&none);
+  expect_windows_refused(3, MHA_CACHE_APPEND_ATTEND);
   advance(1, NULL);
   close_run();
 }
@@ -1537,10 +1575,60 @@ static void what_a_ring_refuses_attend_only(void **state) {
     s.rules.alignment = MHA_ALIGN_OFFSET;
     s.rules.offset = offsets[i];
     test_note("offset %" PRId64, offsets[i]);
-    expect_refused(&s, MHA_ERROR_LENGTH, "window");
+    expect_refused(&s, MHA_ERROR_LENGTH, "the ring has dropped");
+    free_step(&s);
+  }
+  expect_windows_refused(3, MHA_CACHE_ATTEND);
+  close_run();
+}
+
+/* Behind a truncated length a ring's rows hold the tokens that were taken back, not the ones a
+ * capacity before them: those are gone for good. */
+static void open_truncated_ring(void) {
+  test_plan plan = {.c = small_case(18), .capacity = 9, .window = 4, .rollback = 5};
+  plan.c.Lq = 60;
+  plan.c.B = 1;
+  plan.c.window = true;
+  plan.c.left = 3;
+  plan.c.right = -1;
+  plan.c.stage = MHA_STAGE_SCALED;
+  open_run(&plan);
+  for (int t = 0; t < 20; t++)
+    advance(1, NULL);
+  truncate_run(15); /* tokens 11 to 14 are there, and rows of 15 to 19 */
+}
+
+static void truncated_rings_show_no_stale_scores(void **state) {
+  (void)state;
+  open_truncated_ring();
+  for (int t = 0; t < 4; t++) {
+    step s = {.queries = 1, .keys = 1};
+    call_step(&s);
+    judge_step(&s);
+    for (int64_t h = 0; h < r.f.c.H; h++)
+      for (int64_t j = 0; j < s.columns; j++)
+        assert_true((s.weights[h * s.columns + j] == -INFINITY) == (j < 11));
     free_step(&s);
   }
   close_run();
+}
+
+/* The window is that of the ring, and still the first of several queries sees what is gone. */
+static void truncated_rings_refuse_stale_rows(void **state) {
+  (void)state;
+  for (int64_t n = 1; n <= 4; n++) {
+    open_truncated_ring();
+    step s = {.mode = MHA_CACHE_ATTEND, .queries = n}; /* the first sees from 15 - n - 3 on */
+    if (n == 1) {
+      call_step(&s);
+      judge_step(&s);
+    } else {
+      prepare_step(&s);
+      expect_refused(&s, MHA_ERROR_LENGTH, "the ring has dropped the keys below 11");
+    }
+    free_step(&s);
+    close_run();
+  }
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -1879,6 +1967,8 @@ int main(void) {
       cmocka_unit_test(caches_of_other_sizes),
       cmocka_unit_test(what_a_ring_refuses),
       cmocka_unit_test(what_a_ring_refuses_attend_only),
+      cmocka_unit_test(truncated_rings_show_no_stale_scores),
+      cmocka_unit_test(truncated_rings_refuse_stale_rows),
       cmocka_unit_test(no_step_takes_memory),
       cmocka_unit_test(no_length_takes_memory),
       cmocka_unit_test(a_very_long_sequence),

@@ -8,6 +8,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,7 +138,7 @@ static void paths_without_a_folder(void **state) {
 }
 
 static void permissions_are_kept(void **state) {
-  static const mode_t kept[] = {0640, 0444, 0};
+  static const mode_t kept[] = {0640, 0600, 0604};
   const mode_t mask = umask(027);
   mha_output output;
   (void)state;
@@ -195,8 +196,82 @@ static void links_are_followed(void **state) {
   check_file("other/real", "new");
   assert_int_equal(files_in("other"), 1);
   assert_int_equal(unlink("other/real"), 0);
+  open_well("some/link", &output); /* what it leads to is not there any more */
+  write_well(&output, "made");
+  sync_well(&output);
+  commit_well(&output);
+  check_file("other/real", "made");
+  assert_int_equal(lstat("some/link", &info), 0);
+  assert_true(S_ISLNK(info.st_mode));
+  assert_int_equal(unlink("other/real"), 0);
   assert_int_equal(rmdir("other"), 0);
   assert_int_equal(unlink("some/link"), 0);
+}
+
+/* The other names of a file keep what they had. */
+static void hard_links_are_parted(void **state) {
+  mha_output output;
+  (void)state;
+  put_file("some/file", "old");
+  assert_int_equal(link("some/file", "some/other"), 0);
+  open_well("some/other", &output);
+  write_well(&output, "new");
+  sync_well(&output);
+  commit_well(&output);
+  check_file("some/file", "old");
+  check_file("some/other", "new");
+  assert_int_equal(unlink("some/other"), 0);
+}
+
+/* One file by all its spellings: as it is there, and before it is. */
+static void spellings_meet(void **state) {
+  static const char *const spellings[] = {"some/file", "some/./file", "some/../some/file",
+                                          "link/file", "some/soft",   "deep"};
+  static const char *const others[] = {"some/other", "file", "some", "some/loop", "/dev/null", ""};
+  (void)state;
+  assert_int_equal(symlink("some", "link"), 0);
+  assert_int_equal(symlink("file", "some/soft"), 0);
+  assert_int_equal(symlink("link/soft", "deep"), 0);
+  assert_int_equal(symlink("loop", "some/loop"), 0);
+  for (int there = 0; there < 2; there++) {
+    if (there)
+      put_file("some/file", "old");
+    for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
+      test_note("%s, there %d", spellings[i], there);
+      assert_true(mha_output_meet("some/file", spellings[i]));
+      assert_true(mha_output_meet(spellings[i], "some/file"));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+      test_note("%s, there %d", others[i], there);
+      assert_false(mha_output_meet("some/file", others[i]));
+      assert_false(mha_output_meet(others[i], "some/file"));
+    }
+  }
+  assert_int_equal(link("some/file", "some/hard"), 0);
+  assert_true(mha_output_meet("deep", "some/hard"));
+  assert_true(mha_output_meet("absent/file", "absent/file"));
+  assert_int_equal(unlink("some/hard") + unlink("some/soft") + unlink("some/loop"), 0);
+  assert_int_equal(unlink("deep") + unlink("link"), 0);
+}
+
+static void open_files_are_known(void **state) {
+  (void)state;
+  put_file("some/file", "old");
+  put_file("some/other", "old");
+  const int file = open("some/file", O_WRONLY);
+  assert_true(file >= 0);
+  assert_int_equal(symlink("file", "some/soft"), 0);
+  assert_true(mha_output_replaces("some/file", file));
+  assert_true(mha_output_replaces("some/soft", file));
+  assert_false(mha_output_replaces("some/other", file));
+  assert_false(mha_output_replaces("some/absent", file));
+  assert_int_equal(close(file), 0);
+  assert_false(mha_output_replaces("some/file", file));
+  const int device = open("/dev/null", O_WRONLY);
+  assert_true(device >= 0);
+  assert_false(mha_output_replaces("/dev/null", device));
+  assert_int_equal(close(device), 0);
+  assert_int_equal(unlink("some/other") + unlink("some/soft"), 0);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
@@ -210,10 +285,19 @@ static void unopenable_paths(void **state) {
               {"absent/file", "absent/file cannot be written: "},
               {"some/absent/", "some/absent/ cannot be "},
               {"some/fifo/file", "some/fifo/file cannot be examined: "},
+              {"some/loop", "some/loop cannot be followed: "},
+              {"some/to_null", "some/to_null is not a regular file"},
+              {"some/to_folder", "some/to_folder is not a regular file"},
+              {"some/protected", "some/protected cannot be written: "},
+              {"some/to_protected", "some/to_protected cannot be written: "},
               {"", " cannot be written: "}};
   const int free_before = free_descriptor();
   (void)state;
   assert_int_equal(mkfifo("some/fifo", 0600), 0);
+  put_file("some/protected", "old");
+  assert_int_equal(chmod("some/protected", 0444), 0);
+  assert_int_equal(symlink("loop", "some/loop") + symlink("/dev/null", "some/to_null"), 0);
+  assert_int_equal(symlink(".", "some/to_folder") + symlink("protected", "some/to_protected"), 0);
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     mha_output output;
     mha_error error;
@@ -221,10 +305,56 @@ static void unopenable_paths(void **state) {
     test_expect(mha_output_open(rows[i].path, &output, &error), MHA_ERROR_IO, &error);
     assert_non_null(strstr(error.message, rows[i].fragment));
     mha_output_discard(&output);
-    assert_int_equal(files_in("some"), 1);
+    test_expect(mha_output_check(rows[i].path, &error), MHA_ERROR_IO, &error);
+    assert_non_null(strstr(error.message, rows[i].fragment));
+    assert_int_equal(files_in("some"), 6);
     assert_int_equal(free_descriptor(), free_before);
   }
-  assert_int_equal(unlink("some/fifo"), 0);
+  check_file("some/protected", "old");
+  assert_int_equal(permissions_of("some/protected"), 0444);
+  assert_int_equal(unlink("some/fifo") + unlink("some/protected") + unlink("some/loop"), 0);
+  assert_int_equal(unlink("some/to_null") + unlink("some/to_folder"), 0);
+  assert_int_equal(unlink("some/to_protected"), 0);
+}
+
+/* A name of an open file is refused under every spelling, and the file keeps what it has. */
+static void open_files_are_not_replaced(void **state) {
+  char paths[4][64];
+  (void)state;
+  put_file("some/file", "old");
+  const int file = open("some/file", O_WRONLY | O_APPEND);
+  assert_true(file >= 0);
+  (void)snprintf(paths[0], sizeof paths[0], "/dev/fd/%d", file);
+  (void)snprintf(paths[1], sizeof paths[1], "/proc/self/fd/%d", file);
+  (void)snprintf(paths[2], sizeof paths[2], "/proc/%ld/fd/../fd/%d", (long)getpid(), file);
+  (void)snprintf(paths[3], sizeof paths[3], "some/link");
+  assert_int_equal(symlink(paths[0], paths[3]), 0);
+  for (size_t i = 0; i < 4; i++) {
+    mha_output output;
+    mha_error error;
+    test_note("%s", paths[i]);
+    test_expect(mha_output_open(paths[i], &output, &error), MHA_ERROR_IO, &error);
+    assert_non_null(strstr(error.message, "stands for an open file of a process; rule: "));
+    assert_non_null(strstr(error.message, paths[i]));
+    test_expect(mha_output_check(paths[i], NULL), MHA_ERROR_IO, &error);
+  }
+  assert_int_equal(write(file, "er", 2), 2);
+  assert_int_equal(close(file), 0);
+  check_file("some/file", "older");
+  assert_int_equal(unlink("some/link"), 0);
+}
+
+static void what_can_be_written_passes_the_check(void **state) {
+  static const char *const paths[] = {"some/file", "some/absent", "absent", "some/link"};
+  mha_error error;
+  (void)state;
+  put_file("some/file", "old");
+  assert_int_equal(symlink("absent", "some/link"), 0);
+  for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
+    test_expect(mha_output_check(paths[i], &error), MHA_OK, &error);
+  check_file("some/file", "old");
+  assert_int_equal(unlink("some/link"), 0);
+  assert_int_equal(files_in("some"), 1);
 }
 
 /* As after every failed step: the old file as it was, nothing beside it, nothing open. */
@@ -232,18 +362,26 @@ static void check_failed(mha_status status, const mha_error *error, const char *
                          mha_output *output, int free_before) {
   test_expect(status, MHA_ERROR_IO, error);
   assert_non_null(strstr(error->message, fragment));
-  assert_string_equal(output->temporary, "");
+  assert_int_equal(output->has_temporary, 0);
   mha_output_discard(output);
   check_file("some/file", "old");
   assert_int_equal(files_in("some"), 1);
   assert_int_equal(free_descriptor(), free_before);
 }
 
-/* A disk that fills up, played by a limit on the size of files; the first part fits. */
+static volatile sig_atomic_t n_signals;
+
+static void count_signal(int number) {
+  (void)number;
+  n_signals++;
+}
+
+/* A limit on the size of files, of which the first part does not reach the end: it is an error
+ * without a signal, which would end a process that expects none. */
 static void failed_writes(void **state) {
   static char bytes[20000];
   const int free_before = free_descriptor();
-  const struct sigaction ignore = {.sa_handler = SIG_IGN};
+  const struct sigaction count = {.sa_handler = count_signal};
   struct sigaction handler;
   struct rlimit before;
   mha_output output;
@@ -254,13 +392,14 @@ static void failed_writes(void **state) {
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
   struct rlimit limit = before;
   limit.rlim_cur = 10000;
-  assert_int_equal(sigaction(SIGXFSZ, &ignore, &handler), 0);
+  assert_int_equal(sigaction(SIGXFSZ, &count, &handler), 0);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
   const mha_status first = mha_output_write(&output, bytes, 5000, &error);
   const mha_status second = mha_output_write(&output, bytes, sizeof bytes, &error);
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
   assert_int_equal(sigaction(SIGXFSZ, &handler, NULL), 0);
   assert_int_equal(first, MHA_OK);
+  assert_int_equal(n_signals, 0);
   check_failed(second, &error, "some/file cannot be written: ", &output, free_before);
 }
 
@@ -321,7 +460,12 @@ int main(void) {
       cmocka_unit_test_teardown(permissions_are_kept, remove_file),
       cmocka_unit_test_teardown(two_at_once, remove_file),
       cmocka_unit_test_teardown(links_are_followed, remove_file),
+      cmocka_unit_test_teardown(hard_links_are_parted, remove_file),
+      cmocka_unit_test_teardown(spellings_meet, remove_file),
+      cmocka_unit_test_teardown(open_files_are_known, remove_file),
       cmocka_unit_test(unopenable_paths),
+      cmocka_unit_test_teardown(open_files_are_not_replaced, remove_file),
+      cmocka_unit_test_teardown(what_can_be_written_passes_the_check, remove_file),
       cmocka_unit_test_teardown(failed_writes, remove_file),
       cmocka_unit_test_teardown(failed_syncs, remove_file),
       cmocka_unit_test_teardown(failed_commits, remove_file),

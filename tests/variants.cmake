@@ -15,7 +15,7 @@ function(mha_variant name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
                              PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${name} PUBLIC MHA_STATIC PRIVATE ${tiny_definitions})
-  target_link_libraries(${name} PRIVATE mha::jansson OpenMP::OpenMP_C Threads::Threads m)
+  target_link_libraries(${name} PRIVATE mha::jansson Threads::Threads m)
   mha_compile_strictly(${name})
 endfunction()
 
@@ -37,12 +37,12 @@ function(mha_test_again name variant)
   set_tests_properties(${name}_${suffix} PROPERTIES LABELS "unit;${suffix}")
 endfunction()
 
-foreach(name IN ITEMS forward attend few fixed_answers faults properties threads rope generation)
+foreach(name IN ITEMS forward attend few fixed_answers faults properties threads process rope generation)
   mha_test_again(${name} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences
 set_tests_properties(few_tiny generation_tiny rope_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
-foreach(name IN ITEMS forward attend few properties threads generation)
+foreach(name IN ITEMS forward attend few properties threads process generation)
   mha_test_again(${name} mha_plain)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
 endforeach()

@@ -3,6 +3,8 @@
 #include "article.h"
 #include "commands.h"
 #include "labels.h"
+#include "results.h"
+#include "signals.h"
 #include "svg.h"
 #include "view.h"
 
@@ -189,19 +191,28 @@ static mha_status write_picture(const demo *d, const char *path, const mha_label
                               d->attention,
                               labels->items,
                               labels->items};
-  mha_output output;
+  mha_output output = {.has_temporary = 0};
   if (!path)
     return MHA_OK;
-  const mha_status status = mha_svg_stage(path, &maps, &output, error);
-  return status ? status : mha_output_commit(&output, error);
+  mha_signals_watch(&output, 1);
+  mha_status status = mha_svg_stage(path, &maps, &output, error);
+  if (!status)
+    status = mha_output_commit(&output, error);
+  mha_signals_watch(NULL, 0);
+  return status;
 }
 
 int mha_demo(const mha_options *options, mha_error *error) {
   demo d = {.print_trace = options->values[MHA_OPTION_TRACE].given};
+  static const mha_option picture = MHA_OPTION_SVG;
   mha_labels labels = {0};
   mha_status status = cut_labels(options, &labels, error);
-  if (status)
-    return status == MHA_ERROR_MEMORY ? MHA_EXIT_DATA : MHA_EXIT_USAGE;
+  if (!status)
+    status = mha_results_check(options, &picture, 1, error);
+  if (status) {
+    mha_labels_release(&labels);
+    return status == MHA_ERROR_MEMORY || status == MHA_ERROR_IO ? MHA_EXIT_DATA : MHA_EXIT_USAGE;
+  }
   status = create(&d, error);
   if (!status)
     status = compute(&d, error);

@@ -1,5 +1,6 @@
 /* Owns the command `mha`: which command runs, what is printed where, the exit status. */
 #include "commands.h"
+#include "signals.h"
 #include "terminal.h"
 
 #include "../error.h"
@@ -12,13 +13,17 @@ static const struct {
   const char *name;
   const char *words; /* what follows it */
   const char *help;
+  const char *letters; /* what its options' letters stand for; NULL = it has none */
   int bit;
   int (*run)(const mha_options *options, mha_error *error);
 } commands[] = {
-    {"demo", "[options]", "the article's example: each step's shape, and the output",
+    {"demo", "[options]", "the article's example: each step's shape, and the output", NULL,
      MHA_COMMAND_DEMO, mha_demo},
-    {"run", "[options]", "one layer over .npy files", MHA_COMMAND_RUN, mha_run},
-    {"inspect", "FILE|DIR [options]", "the tensors of a file, and the layers they make",
+    {"run", "[options]", "one layer over .npy files",
+     "  B entries of a batch, Lq queries, Lk keys, H heads of queries, G heads of keys\n"
+     "  and values, d numbers in a head, Eq Ek Ev Eo widths of what goes in and out",
+     MHA_COMMAND_RUN, mha_run},
+    {"inspect", "FILE|DIR [options]", "the tensors of a file, and the layers they make", NULL,
      MHA_COMMAND_INSPECT, mha_inspect},
 };
 
@@ -42,6 +47,8 @@ static int finish(void) {
 static void print_usage(int command) {
   printf("mha %s %s   %s\n", commands[command].name, commands[command].words,
          commands[command].help);
+  if (commands[command].letters)
+    puts(commands[command].letters);
   mha_options_help(commands[command].bit, stdout);
 }
 
@@ -51,9 +58,10 @@ static int print_help(void) {
     print_usage(i);
     puts("");
   }
-  puts("mha --help      print this\n"
+  puts("mha --help      print this; behind a command, its options\n"
        "mha --version   print the release and what the library runs on\n\n"
        "A value is the next word or follows '=', and may begin with '-'.\n"
+       "A result replaces its file as a whole; streams, pipes and devices are refused.\n"
        "Exit status: 0, 1 for bad data or files, 2 for a bad command line.");
   return finish();
 }
@@ -99,6 +107,7 @@ static int parse_and_run(int command, int n_words, char **words) {
 
 int main(int argc, char **argv) {
   mha_error error;
+  mha_signals_prepare();
   if (argc < 2)
     return fail(MHA_EXIT_USAGE, "no command; rule: " COMMANDS ", and --help explains them");
   const bool alone = argc == 2;
@@ -106,6 +115,13 @@ int main(int argc, char **argv) {
     return print_help();
   if (alone && strcmp(argv[1], "--version") == 0)
     return print_version();
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "--version") == 0) {
+    (void)mha_fail(
+        &error, MHA_ERROR_VALUE,
+        "%s is given with \"%.64s\"; rule: it stands alone, and --help also behind " COMMANDS,
+        argv[1], argv[2]);
+    return fail(MHA_EXIT_USAGE, error.message);
+  }
   for (int i = 0; i < N_COMMANDS; i++)
     if (strcmp(argv[1], commands[i].name) == 0)
       return parse_and_run(i, argc - 2, argv + 2);

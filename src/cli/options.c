@@ -15,7 +15,7 @@
 /* Shapes of values. */
 typedef enum value_kind {
   KIND_FLAG,     /* no value */
-  KIND_PATH,     /* any word but the empty one */
+  KIND_PATH,     /* any word but the empty one and "-" */
   KIND_TEXT,     /* any word */
   KIND_INTEGER,  /* a whole number from lowest to highest */
   KIND_NUMBER,   /* a finite number; lowest is 0 or INT64_MIN, no bound */
@@ -23,7 +23,8 @@ typedef enum value_kind {
   KIND_LIST,     /* whole numbers of at least lowest */
   KIND_PAIR,     /* two of them */
   KIND_ALIGN,    /* top-left, bottom-right or an offset */
-  KIND_ROPE      /* halves or interleaved */
+  KIND_ROPE,     /* halves or interleaved */
+  KIND_STAGE     /* a name of stages */
 } value_kind;
 
 enum { DEMO = MHA_COMMAND_DEMO, RUN = MHA_COMMAND_RUN, INSPECT = MHA_COMMAND_INSPECT };
@@ -100,9 +101,9 @@ static const struct option_row {
         "extra logits without a value, [H]"},
     [MHA_OPTION_ATTN_WEIGHTS] = {"--attn-weights", "P.npy", KIND_PATH, RUN, false, {0, 0},
         "where the attention weights go, [B][H][Lq][Lk], without B for an input without B"},
-    [MHA_OPTION_STAGE] = {"--stage", "0-3", KIND_INTEGER, RUN, false, {0, 3},
-        "which numbers --attn-weights shows: 0 scaled scores, 1 after softcap, 2 after "
-        "bias and mask, 3 after softmax (default 3)"},
+    [MHA_OPTION_STAGE] = {"--stage", "scaled|capped|final|weights", KIND_STAGE, RUN, false, {0, 0},
+        "which numbers --attn-weights writes: the scaled scores, those after softcap, the final "
+        "ones after bias and masks, or the weights after softmax (default weights)"},
     [MHA_OPTION_LSE] = {"--lse", "F.npy", KIND_PATH, RUN, false, {0, 0},
         "where the log-sum-exp of the scores goes, [B][H][Lq], without B for an input "
         "without B"},
@@ -131,6 +132,18 @@ static const struct {
              {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL}};
 
 /* ---- Values ---------------------------------------------------------------------------------- */
+
+/* Files are mapped or replaced as a whole, which a stream is not fit for. */
+static mha_status take_path(const struct option_row *row, const mha_option_value *value,
+                            mha_error *error) {
+  if (*value->text == '\0')
+    return mha_fail(error, MHA_ERROR_VALUE, "%s is empty; rule: a path", row->name);
+  if (strcmp(value->text, "-") == 0)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "%s is \"-\"; rule: a path, and no stream; ./- is the file of that name",
+                    row->name);
+  return MHA_OK;
+}
 
 /* strtoll and strtof skip leading spaces; a value has none. */
 static bool begins_number(const char *text) {
@@ -206,6 +219,35 @@ static mha_status take_rope(const struct option_row *row, mha_option_value *valu
                   row->argument);
 }
 
+/* In the order of computation. */
+static const struct {
+  const char *name;
+  mha_stage stage;
+} stages[] = {{"scaled", MHA_STAGE_SCALED},
+              {"capped", MHA_STAGE_CAPPED},
+              {"final", MHA_STAGE_FINAL},
+              {"weights", MHA_STAGE_WEIGHTS}};
+
+enum { N_STAGES = sizeof stages / sizeof stages[0] };
+
+/* A number is refused, since C's enumeration and the order of computation count differently; which
+ * name it may stand for is told. */
+static mha_status take_stage(const struct option_row *row, mha_option_value *value,
+                             mha_error *error) {
+  const char *text = value->text;
+  for (int i = 0; i < N_STAGES; i++)
+    if (strcmp(text, stages[i].name) == 0) {
+      value->stage = (int32_t)stages[i].stage;
+      return MHA_OK;
+    }
+  if (text[0] >= '0' && text[0] < '0' + N_STAGES && text[1] == '\0')
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "%s is \"%s\"; rule: a name, %s; counted from 0 in this order it is %s",
+                    row->name, text, row->argument, stages[text[0] - '0'].name);
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%.64s\"; rule: %s", row->name, text,
+                  row->argument);
+}
+
 static int64_t count_items(const char *text) {
   int64_t n = 1;
   for (const char *comma = strchr(text, ','); comma; comma = strchr(comma + 1, ','))
@@ -232,9 +274,9 @@ static mha_status take_list(const struct option_row *row, mha_option_value *valu
   if (good)
     return MHA_OK;
   return mha_fail(error, MHA_ERROR_VALUE,
-                  "%s is \"%.64s\"; rule: %swhole numbers of at least %" PRId64
-                  " with commas between",
-                  row->name, value->text, row->kind == KIND_PAIR ? "two " : "", row->range.lowest);
+                  "%s is \"%.64s\"; rule: %swhole numbers of at least %" PRId64 " with %s between",
+                  row->name, value->text, row->kind == KIND_PAIR ? "two " : "", row->range.lowest,
+                  row->kind == KIND_PAIR ? "a comma" : "commas");
 }
 
 static mha_status take_value(const struct option_row *row, mha_option_value *value,
@@ -244,9 +286,7 @@ static mha_status take_value(const struct option_row *row, mha_option_value *val
   case KIND_TEXT:
     return MHA_OK;
   case KIND_PATH:
-    return *value->text != '\0'
-               ? MHA_OK
-               : mha_fail(error, MHA_ERROR_VALUE, "%s is empty; rule: a path", row->name);
+    return take_path(row, value, error);
   case KIND_INTEGER:
     return take_integer(row, value, error);
   case KIND_NUMBER:
@@ -259,6 +299,8 @@ static mha_status take_value(const struct option_row *row, mha_option_value *val
     return take_alignment(row, value, error);
   case KIND_ROPE:
     return take_rope(row, value, error);
+  case KIND_STAGE:
+    return take_stage(row, value, error);
   }
   return MHA_ERROR_VALUE;
 }

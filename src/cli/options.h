@@ -56,6 +56,7 @@ typedef struct mha_option_value {
   int64_t integer;   /* a number, or the offset of --align */
   int32_t alignment; /* mha_alignment of --align */
   int32_t rope;      /* mha_rope of --rope */
+  int32_t stage;     /* mha_stage of --stage; 0, the weights, without it */
   double number;     /* finite as a float too */
   int64_t *list;     /* --window, --lengths, --query-lengths */
   int64_t list_count;

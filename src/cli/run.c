@@ -1,9 +1,9 @@
 /* Owns `mha run`: one layer over .npy files. Everything is read and computed before anything is
  * written. */
-#define _XOPEN_SOURCE 700 /* realpath */
-
 #include "commands.h"
 #include "labels.h"
+#include "results.h"
+#include "signals.h"
 #include "steps.h"
 #include "svg.h"
 #include "view.h"
@@ -15,7 +15,6 @@
 #include "../memory.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Four files may come out: three arrays, and a picture of the second. */
@@ -53,8 +52,8 @@ static const mha_option_value *option(const run *r, mha_option which) {
 static mha_status check_rope(const mha_option_value *v, mha_error *error) {
   const bool tables = v[MHA_OPTION_ROPE_COS].given;
   if (v[MHA_OPTION_ROPE_SIN].given != tables)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "one of --rope-cos and --rope-sin is given alone; rule: both or none");
+    return mha_fail(error, MHA_ERROR_VALUE, "%s is given without %s; rule: both or none",
+                    tables ? "--rope-cos" : "--rope-sin", tables ? "--rope-sin" : "--rope-cos");
   if (v[MHA_OPTION_ROTARY].integer % 2 != 0)
     return mha_fail(error, MHA_ERROR_VALUE, "--rotary is %" PRId64 "; rule: an even number",
                     v[MHA_OPTION_ROTARY].integer);
@@ -81,36 +80,6 @@ static mha_status check_pairs(const mha_option_value *v, mha_error *error) {
   return MHA_OK;
 }
 
-/* The file that a path stands for, however it is spelled: links are followed, and a file that is
- * not there yet is known by its folder. What cannot be resolved stays as it is. */
-static void resolve(const char *path, char resolved[MHA_PATH_BYTES]) {
-  char folder[MHA_PATH_BYTES] = ".";
-  const char *slash = strrchr(path, '/');
-  const char *name = slash ? slash + 1 : path;
-  if (realpath(path, resolved))
-    return;
-  if (slash)
-    (void)snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
-  if (!realpath(folder, resolved))
-    (void)snprintf(resolved, MHA_PATH_BYTES, "%s", folder);
-  const size_t used = strlen(resolved);
-  (void)snprintf(resolved + used, MHA_PATH_BYTES - used, "/%s", name);
-}
-
-static mha_status check_files(const mha_option_value *v, mha_error *error) {
-  char paths[N_RESULTS][MHA_PATH_BYTES];
-  for (int i = 0; i < N_RESULTS; i++) {
-    if (!v[result_options[i]].given)
-      continue;
-    resolve(v[result_options[i]].text, paths[i]);
-    for (int j = 0; j < i; j++)
-      if (v[result_options[j]].given && strcmp(paths[i], paths[j]) == 0)
-        return mha_fail(error, MHA_ERROR_VALUE, "two results go to \"%s\"; rule: a file for each",
-                        mha_shown_path(v[result_options[i]].text));
-  }
-  return MHA_OK;
-}
-
 /* What options forbid each other. */
 static mha_status check(const mha_option_value *v, mha_error *error) {
   const mha_option_value *stage = &v[MHA_OPTION_STAGE];
@@ -119,14 +88,12 @@ static mha_status check(const mha_option_value *v, mha_error *error) {
     return mha_fail(error, MHA_ERROR_HEADS,
                     "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",
                     v[MHA_OPTION_KV_HEADS].integer, v[MHA_OPTION_HEADS].integer);
-  if (v[MHA_OPTION_SVG].given && stage->given && stage->integer != 3)
+  if (v[MHA_OPTION_SVG].given && stage->given && stage->stage != MHA_STAGE_WEIGHTS)
     return mha_fail(error, MHA_ERROR_VALUE,
-                    "--svg is given with --stage %" PRId64 "; rule: the picture shows stage 3",
-                    stage->integer);
-  mha_status status = check_pairs(v, error);
-  if (!status)
-    status = check_rope(v, error);
-  return status ? status : check_files(v, error);
+                    "--svg is given with --stage %s; rule: the picture shows the stage weights",
+                    stage->text);
+  const mha_status status = check_pairs(v, error);
+  return status ? status : check_rope(v, error);
 }
 
 /* ---- Layer and sequences --------------------------------------------------------------------- */
@@ -164,22 +131,6 @@ static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
   return MHA_OK;
 }
 
-/* One array in place of the folder that holds it fails as a safetensors file, which helps nobody.
- */
-static mha_status load(const run *r, const mha_config *config, mha_weights **weights,
-                       mha_error *error) {
-  const char *path = option(r, MHA_OPTION_WEIGHTS)->text;
-  const char *ending = strrchr(path, '.');
-  const mha_status status =
-      mha_weights_load(config, path, option(r, MHA_OPTION_PREFIX)->text, weights, error);
-  if (status != MHA_ERROR_FORMAT || !ending || strcmp(ending, ".npy") != 0)
-    return status;
-  return mha_fail(error, status,
-                  "--weights is the file %s; rule: a safetensors file, or the folder in which the "
-                  ".npy files of a layer lie",
-                  mha_shown_path(path));
-}
-
 static mha_status create(run *r, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
@@ -192,7 +143,8 @@ static mha_status create(run *r, mha_error *error) {
   config.rotary_size = option(r, MHA_OPTION_ROTARY)->integer;
   mha_status status = read_tables(r, &config, error);
   if (!status)
-    status = load(r, &config, &r->weights, error);
+    status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
+                              option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
   MHA_INIT(&r->config);
   if (!status)
     status = mha_weights_config(r->weights, &r->config, error);
@@ -240,6 +192,7 @@ static mha_status read_more(run *r, mha_option which, int64_t width, const char 
 static mha_status read_sequences(run *r, mha_error *error) {
   mha_forward_args *args = &r->args;
   MHA_INIT(args);
+  args->flags = MHA_ALLOW_EMPTY; /* an empty file is meant */
   mha_status status =
       read_sequence(r, MHA_OPTION_INPUT, r->config.query_width, "Eq", &r->query, error);
   if (status)
@@ -302,15 +255,24 @@ static mha_status read_per_head(const run *r, mha_option which, mha_npy_array *a
              : fail_shape(path, array, "[H], one number for each of --heads", error);
 }
 
-static mha_status take_lengths(const run *r, mha_option which, const char *name,
+/* A number for each batch entry, at most `most`, which `letter` stands for. */
+static mha_status take_lengths(const run *r, mha_option which, int64_t most, const char *letter,
                                const int64_t **lengths, mha_error *error) {
   const mha_option_value *value = option(r, which);
+  const char *name = mha_option_name(which);
   *lengths = value->list;
-  if (!value->given || value->list_count == r->args.batch)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_LENGTH,
-                  "%s has %" PRId64 " numbers; rule: one for each of the %" PRId64 " batch entries",
-                  name, value->list_count, r->args.batch);
+  if (value->given && value->list_count != r->args.batch)
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "%s is \"%.64s\", numbers for %" PRId64 " batch entries; rule: one for each of "
+                    "the %" PRId64,
+                    name, value->text, value->list_count, r->args.batch);
+  for (int64_t i = 0; i < value->list_count; i++)
+    if (value->list[i] > most)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%s is \"%.64s\", %" PRId64 " for batch entry %" PRId64
+                      "; rule: at most %s = %" PRId64,
+                      name, value->text, value->list[i], i, letter, most);
+  return MHA_OK;
 }
 
 static void take_rules(run *r) {
@@ -336,9 +298,12 @@ static mha_status read_rules(run *r, mha_error *error) {
   mha_attention *a = &r->attention;
   MHA_INIT(a);
   take_rules(r);
-  mha_status status = take_lengths(r, MHA_OPTION_LENGTHS, "--lengths", &a->key_lengths, error);
+  const int64_t n_queries = r->args.query_length;
+  mha_status status =
+      take_lengths(r, MHA_OPTION_LENGTHS, r->key.data ? r->args.key_length : n_queries, "Lk",
+                   &a->key_lengths, error);
   if (!status)
-    status = take_lengths(r, MHA_OPTION_QUERY_LENGTHS, "--query-lengths", &a->query_lengths, error);
+    status = take_lengths(r, MHA_OPTION_QUERY_LENGTHS, n_queries, "Lq", &a->query_lengths, error);
   if (!status)
     status = read_masks(r, error);
   if (!status)
@@ -381,13 +346,6 @@ static mha_status make_result(run *r, int which, const mha_option_value *value, 
   return MHA_OK;
 }
 
-/* The command counts the stages in the order of computation. */
-static mha_stage stage_of(const mha_option_value *value) {
-  static const mha_stage stages[] = {MHA_STAGE_SCALED, MHA_STAGE_CAPPED, MHA_STAGE_FINAL,
-                                     MHA_STAGE_WEIGHTS};
-  return value->given ? stages[value->integer] : MHA_STAGE_WEIGHTS;
-}
-
 /* The picture is of the weights as they are after the softmax. */
 static mha_heat_maps maps_of(const run *r) {
   return (mha_heat_maps){.n_entries = r->args.batch,
@@ -405,7 +363,7 @@ static mha_status make_results(run *r, mha_error *error) {
   const mha_option_value *asked = option(r, MHA_OPTION_ATTN_WEIGHTS);
   const int64_t output[] = {maps.n_queries, r->config.output_width};
   const int64_t weights[] = {maps.n_heads, maps.n_queries, maps.n_keys};
-  r->attention.weights_stage = (int32_t)stage_of(option(r, MHA_OPTION_STAGE));
+  r->attention.weights_stage = option(r, MHA_OPTION_STAGE)->stage;
   mha_status status = svg->given ? mha_svg_check(svg->text, &maps, error) : MHA_OK;
   if (!status)
     status = make_result(r, RESULT_OUTPUT, option(r, MHA_OPTION_OUTPUT), 2, output, &r->args.output,
@@ -433,7 +391,8 @@ static mha_status write_results(const run *r, mha_error *error) {
   mha_output files[N_RESULTS];
   mha_status status = MHA_OK;
   for (int i = 0; i < N_RESULTS; i++)
-    files[i].temporary[0] = '\0';
+    files[i].has_temporary = 0;
+  mha_signals_watch(files, N_RESULTS);
   for (int i = 0; !status && i < N_RESULTS; i++)
     if (option(r, result_options[i])->given)
       status = stage_result(r, i, &files[i], error);
@@ -442,6 +401,7 @@ static mha_status write_results(const run *r, mha_error *error) {
       status = mha_output_commit(&files[i], error);
   for (int i = 0; i < N_RESULTS; i++)
     mha_output_discard(&files[i]);
+  mha_signals_watch(NULL, 0);
   return status;
 }
 
@@ -464,7 +424,9 @@ static void release(run *r) {
  * `exit_status`. */
 static mha_status prepare(run *r, int *exit_status, mha_error *error) {
   mha_status status = check(r->options->values, error);
-  if (status)
+  if (!status)
+    status = mha_results_check(r->options, result_options, N_RESULTS, error);
+  if (status && status != MHA_ERROR_IO)
     *exit_status = MHA_EXIT_USAGE;
   if (!status)
     status = create(r, error);
@@ -474,10 +436,10 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
     return status;
   status =
       mha_labels_cut(option(r, MHA_OPTION_LABELS)->text, r->args.query_length, &r->labels, error);
-  if (status == MHA_ERROR_LENGTH)
-    *exit_status = MHA_EXIT_USAGE;
   if (!status)
     status = read_rules(r, error);
+  if (status == MHA_ERROR_LENGTH)
+    *exit_status = MHA_EXIT_USAGE;
   return status ? status : make_results(r, error);
 }
 

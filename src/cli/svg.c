@@ -444,7 +444,7 @@ mha_status mha_svg_stage(const char *path, const mha_heat_maps *maps, mha_output
                          mha_error *error) {
   const mha_allocator memory = mha_memory_allocator(NULL);
   writer w = {.output = output, .error = error};
-  output->temporary[0] = '\0';
+  output->has_temporary = 0;
   w.status = mha_svg_check(path, maps, error);
   if (w.status)
     return w.status;

@@ -193,7 +193,7 @@ mha_status mha_weights_load(const mha_config *config, const char *path, const ch
   if (status)
     return status;
   *weights = NULL;
-  status = mha_read_struct(&known, sizeof known, sizeof known, config, "config", error);
+  status = mha_read_struct(&known, sizeof known, MHA_FIRST_CONFIG, config, "config", error);
   if (!status)
     status = mha_require(path, "path", error);
   if (status)

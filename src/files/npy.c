@@ -7,6 +7,7 @@
 
 #include "npy.h"
 
+#include "kind.h"
 #include "mapping.h"
 #include "path.h"
 
@@ -271,6 +272,10 @@ static mha_status scan_dict(scanner *s, mha_npy_header *header) {
 static mha_status scan_preamble(scanner *s, size_t n_bytes, int64_t file_bytes) {
   static const unsigned char magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
   size_t length = 0;
+  const char *kind = mha_kind_of(s->bytes, n_bytes);
+  if (kind && s->bytes[0] != magic[0])
+    return mha_fail(s->error, MHA_ERROR_FORMAT, "%s seems to be %s; rule: an array is a .npy file",
+                    s->name, kind);
   for (size_t i = 0; i < sizeof magic; i++)
     if (i >= n_bytes || s->bytes[i] != magic[i])
       return refuse(s, i, i < n_bytes ? "a wrong byte" : "the file's early end",
@@ -581,7 +586,7 @@ mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const
                          mha_output *output, mha_error *error) {
   unsigned char header[HEADER_BYTES + 64];
   int64_t n = 1;
-  output->temporary[0] = '\0';
+  output->has_temporary = 0;
   for (int axis = 0; axis < rank; axis++)
     if (rank > MHA_NPY_MAX_RANK || !mha_multiply(n, shape[axis], &n))
       return mha_fail(error, MHA_ERROR_OVERFLOW,

@@ -2,24 +2,48 @@
  *
  *     open, write ..., sync, then commit or discard
  *
- * After a failure there is nothing to end; discard is allowed then too. */
+ * After a failure there is nothing to end; discard is allowed then too.
+ *
+ * What can be written is a path that leads to a regular file which may be written, or to none yet.
+ * A symbolic link is followed and stays; what it leads to is replaced, or made. Of a file with
+ * several hard links only the one that is named gets the new file. Refused are devices, FIFOs and
+ * folders, and names of a process's open files such as /dev/stdout or /dev/fd/3: replacing the file
+ * behind such a name would lose what else is written to it. */
 #ifndef MHA_SRC_FILES_OUTPUT_H
 #define MHA_SRC_FILES_OUTPUT_H
 
 #include "path.h"
 
-/* A file under a temporary name beside its target. */
+#include <signal.h>
+#include <stdbool.h>
+
+/* A file under a temporary name beside its target. Only what has_temporary says counts while it is
+ * 0. A signal handler may look at it: it is set before the file is made, under a name that nobody
+ * else has, and cleared when the file has gone. */
 typedef struct mha_output {
   char target[MHA_PATH_BYTES];
-  char temporary[MHA_PATH_BYTES + 64]; /* empty = nothing there */
-  int file;                            /* counts where temporary does; -1 = closed */
+  char temporary[MHA_PATH_BYTES + 64];
+  volatile sig_atomic_t has_temporary; /* 0 = nothing there */
+  int file;                            /* -1 = closed */
+  uint64_t written;                    /* bytes */
 } mha_output;
 
-/* Begins an empty file that is to replace `path`. A symbolic link is followed, so that it survives;
- * the permissions of what is replaced are kept; what is no regular file is refused. */
+/* Whether `path` can be written, as far as that shows without writing: IO. */
+mha_status mha_output_check(const char *path, mha_error *error);
+
+/* Whether writes to both paths would end in the same file, however they are spelled: through links,
+ * as two names of one file, or as one name of a file that is not there yet. */
+bool mha_output_meet(const char *one, const char *other);
+
+/* Whether the open file `descriptor` is a regular one, and the one that a write to `path` would
+ * replace. */
+bool mha_output_replaces(const char *path, int descriptor);
+
+/* Begins an empty file that is to replace `path`; the permissions of what is replaced are kept. */
 mha_status mha_output_open(const char *path, mha_output *output, mha_error *error);
 
-/* Appends `bytes` bytes. On failure the temporary file is removed. */
+/* Appends `bytes` bytes. On failure the temporary file is removed. A limit on the size of files is
+ * a failure as any other: it raises no SIGXFSZ. */
 mha_status mha_output_write(mha_output *output, const void *data, size_t bytes, mha_error *error);
 
 /* Appends n numbers, little-endian whatever this machine is. */
@@ -36,5 +60,9 @@ mha_status mha_output_commit(mha_output *output, mha_error *error);
 
 /* Closes and removes the temporary file, if there is one. */
 void mha_output_discard(mha_output *output);
+
+/* Removes the temporary file, if there is one, and nothing else: for a signal handler of a program
+ * that ends by the signal. */
+void mha_output_remove(const mha_output *output);
 
 #endif

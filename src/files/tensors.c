@@ -7,6 +7,7 @@
 
 #include "../error.h"
 #include "../memory.h"
+#include "kind.h"
 #include "mapping.h"
 #include "npy.h"
 #include "path.h"
@@ -34,12 +35,31 @@ struct mha_tensor_store {
 
 typedef struct mha_tensor_store tensor_store;
 
+#define WEIGHTS_RULE "weights are a safetensors file or a folder of .npy files"
+
 static mha_status fail_memory(const char *path, mha_error *error) {
   return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the list of tensors in %s",
                   mha_shown_path(path));
 }
 
 /* ---- A safetensors file ---------------------------------------------------------------------- */
+
+/* Tells of a file that is none of this kind what it seems to be: the length of a header that it
+ * does not have helps nobody. */
+static mha_status check_kind(const char *path, const unsigned char *bytes, size_t n,
+                             mha_error *error) {
+  if (mha_kind_may_be_safetensors(bytes, n))
+    return MHA_OK;
+  if (n == 0)
+    return mha_fail(error, MHA_ERROR_FORMAT, "%s is empty; rule: " WEIGHTS_RULE,
+                    mha_shown_path(path));
+  const char *kind = mha_kind_of(bytes, n);
+  const bool has_header = n <= 8 || bytes[8] == '{' || memcmp(bytes + 4, "\0\0\0\0", 4) == 0;
+  if (!kind && has_header) /* a broken one, which its parser judges better */
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_FORMAT, "%s seems to be %s; rule: " WEIGHTS_RULE,
+                  mha_shown_path(path), kind ? kind : "a file of another kind");
+}
 
 static mha_status open_file(const char *path, bool read_into_memory, const mha_allocator *allocator,
                             mha_file_tensors *tensors, mha_error *error) {
@@ -57,6 +77,8 @@ static mha_status open_file(const char *path, bool read_into_memory, const mha_a
   store->maps = (mha_mapping *)(void *)(block + map_at);
   tensors->store = store;
   mha_status status = mha_mapping_open(path, read_into_memory, allocator, store->maps, error);
+  if (!status)
+    status = check_kind(path, store->maps->bytes, store->maps->n_bytes, error);
   if (!status)
     status = mha_safetensors_parse(path, store->maps->bytes, store->maps->n_bytes, allocator,
                                    &store->parsed, error);
@@ -239,6 +261,10 @@ static mha_status open_folder(const char *path, bool read_into_memory,
     return mha_fail_system(path, "opened", errno, error);
   mha_status status = list_folder(path, folder, allocator, tensors, error);
   (void)closedir(folder);
+  if (!status && tensors->n == 0)
+    status =
+        mha_fail(error, MHA_ERROR_FORMAT, "%s is a folder without .npy files; rule: " WEIGHTS_RULE,
+                 mha_shown_path(path));
   if (!status)
     qsort(tensors->items, (size_t)tensors->n, sizeof tensors->items[0], by_name);
   for (int64_t i = 0; !status && i < tensors->n; i++) {
@@ -254,9 +280,7 @@ static mha_status open_folder(const char *path, bool read_into_memory,
 /* ---- Either ---------------------------------------------------------------------------------- */
 
 static mha_status refuse_path(const char *path, const char *what, mha_error *error) {
-  return mha_fail(error, MHA_ERROR_IO,
-                  "%s %s; rule: weights are a safetensors file or a folder of .npy files",
-                  mha_shown_path(path), what);
+  return mha_fail(error, MHA_ERROR_IO, "%s %s; rule: " WEIGHTS_RULE, mha_shown_path(path), what);
 }
 
 mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,

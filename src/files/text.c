@@ -3,8 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-
-#include <stdbool.h>
 #include <string.h>
 
 /* Bytes that a sequence beginning with `first` has; 0 = none begins so. */
@@ -49,6 +47,18 @@ const char *mha_name_fault(const char *text) {
     left -= bytes;
   }
   return NULL;
+}
+
+bool mha_text_is_plain(const unsigned char *bytes, size_t n) {
+  for (size_t at = 0; at < n;) {
+    const size_t used = sequence_bytes(bytes + at, n - at);
+    if (used == 0)
+      return at > 0 && promised_bytes(bytes[at]) > n - at;
+    if (is_control(bytes + at) && (bytes[at] < '\t' || bytes[at] > '\r'))
+      return false;
+    at += used;
+  }
+  return true;
 }
 
 char *mha_shown_text(const char *text, size_t n, char shown[MHA_SHOWN_BYTES]) {

@@ -2,12 +2,17 @@
 #ifndef MHA_SRC_FILES_TEXT_H
 #define MHA_SRC_FILES_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* What forbids `text` as a name, as the end of a sentence ("is not UTF-8", "holds a control
  * character"), or NULL. */
 const char *mha_name_fault(const char *text);
+
+/* Whether the n bytes are UTF-8, be it cut at the end, without control characters but those between
+ * words and lines. */
+bool mha_text_is_plain(const unsigned char *bytes, size_t n);
 
 /* Room for mha_shown_text, zero included. */
 #define MHA_SHOWN_BYTES 68

@@ -20,12 +20,12 @@ function(only pattern allowed)
 endfunction()
 
 only("cblas\\.h|cblas_[a-z]+|openblas_|bli_[a-z]" "^src/blas\\.c$")
-only("omp\\.h|omp_[a-z]+|#pragma omp" "^src/parallel\\.c$")
+only("omp\\.h|omp_[a-z]+|#pragma omp" "^src/openmp\\.c$")
 only("(malloc|calloc|realloc|aligned_alloc|posix_memalign|free|strdup) *\\("
      "^src/memory\\.c$|^src/cli/")
 only("(v?f?printf|puts|fputs|perror|exit|abort|_Exit) *\\(" "^src/cli/")
 only("stderr|stdout|assert\\.h" "^src/cli/")
-only("pthread|threads\\.h" "^src/(blas|parallel|context)\\.[ch]$")
+only("pthread|<threads\\.h>" "^src/(blas|parallel|pool|fork)\\.c$")
 # Files know nothing of BLAS and of the layer's computation.
 only("\"files/[a-z]+\\.h\"" "^src/(files|cli)/")
 foreach(file IN LISTS files)

@@ -26,10 +26,10 @@ if(HOW STREQUAL "static")
 elseif(HOW MATCHES "^static_(only|build)$")
   set(prefix ${WORK}/static-${CMAKE_MATCH_1})
 elseif(HOW STREQUAL "without_blas")
-  # Who links the shared library needs neither BLAS nor jansson nor OpenMP to be installed for
+  # Who links the shared library needs neither BLAS nor jansson to be installed for
   # development.
   set(ENV{PKG_CONFIG_LIBDIR} ${dir})
-  foreach(package IN ITEMS BLAS OpenMP Threads PkgConfig)
+  foreach(package IN ITEMS BLAS Threads PkgConfig)
     list(APPEND options -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
   endforeach()
   list(APPEND options -DMHA_BLAS_LIBRARIES=${dir}/none.so -DMHA_BLAS_INCLUDE_DIR=${dir}

@@ -19,7 +19,7 @@ foreach(version IN ITEMS ${CMAKE_MATCH_1}.${next_minor} ${next_major}.0 0.0)
 endforeach()
 refused("This installation of mha has no component \"unknown\"."
         -DCONSUMER_LANGUAGES=C -DCONSUMER_COMPONENTS=unknown)
-# A program in C++ alone may use the shared library, but OpenMP and CBLAS are looked for in C.
+# A program in C++ alone may use the shared library, but CBLAS is looked for in C.
 refused("The static library of mha needs CMake 3.25 and the language C"
         -DCONSUMER_LANGUAGES=CXX -DCONSUMER_COMPONENTS=static)
 file(MAKE_DIRECTORY ${WORK}/empty)
