@@ -1,6 +1,10 @@
 # Helpers of the scripts in tests/package and tests/checks. A check that fails ends the script.
 cmake_policy(VERSION 3.25)
 
+# For builds of whose speed nothing depends: -O3 takes half as long again. Some optimisation there has
+# to be for _FORTIFY_SOURCE.
+set(FAST_FLAGS "-O1 -DNDEBUG")
+
 # Prints `text` as it is, which an error's own text would not be, and ends the script.
 function(fail text)
   message("${text}")
@@ -37,4 +41,10 @@ function(expect_numbers text)
   if(NOT text MATCHES "^14\n28\n16\n32\n$")
     fail("The consumer printed:\n${text}instead of 14 28 16 32")
   endif()
+endfunction()
+
+# forget(<build>): what the next configuration of the build tree finds out, it finds out anew; only
+# what it knows of the compiler stays, since to ask that takes the longest.
+function(forget build)
+  file(REMOVE ${build}/CMakeCache.txt)
 endfunction()

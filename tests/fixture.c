@@ -543,6 +543,7 @@ static void build_output(test_fixture *f) {
 }
 
 void test_build(test_fixture *f, const test_case *c) {
+  test_keep_memory();
   memset(f, 0, sizeof *f);
   f->c = *c;
   fill_sizes(&f->c);

@@ -204,21 +204,25 @@ static double final_score(const oracle_problem *p, const sequence *s, int64_t b,
   return score;
 }
 
-static void score_row(const oracle_problem *p, const sequence *s, const oracle_result *result,
-                      int64_t b, int64_t h, int64_t i, row *r) {
+/* Scores of one query with the keys of its head, [d][length_k]: every sum runs over d in its order,
+ * for all keys side by side. */
+static void score_row(const oracle_problem *p, const sequence *s, const double *q,
+                      const double *keys, int64_t b, int64_t h, int64_t i, row *r) {
   const double scale = p->scale_given ? p->scale : 1.0 / sqrt((double)p->d);
-  const int64_t g = h / (p->H / p->G);
-  const double *q = result->q.value + (s->first_query + i) * p->H * p->d + h * p->d;
-  for (int64_t j = 0; j < s->length_k; j++) {
-    const double *k = result->k.value + (s->first_key + j) * p->G * p->d + g * p->d;
-    double dot = 0, size = 0;
-    for (int64_t c = 0; c < p->d; c++) {
-      dot += q[c] * k[c];
-      size += fabs(q[c] * k[c]);
+  const int64_t n = s->length_k;
+  double *restrict dot = r->s[0], *restrict size = r->t[0];
+  for (int64_t j = 0; j < n; j++)
+    dot[j] = size[j] = 0;
+  for (int64_t c = 0; c < p->d; c++)
+    for (int64_t j = 0; j < n; j++) {
+      dot[j] += q[c] * keys[c * n + j];
+      size[j] += fabs(q[c] * keys[c * n + j]);
     }
-    r->s[0][j] = scale * dot;
+  for (int64_t j = 0; j < n; j++) {
+    r->s[0][j] *= scale;
     r->s[1][j] = p->softcap > 0 ? p->softcap * tanh(r->s[0][j] / p->softcap) : r->s[0][j];
-    r->t[0][j] = r->t[1][j] = fabs(scale) * size;
+    r->t[0][j] *= fabs(scale);
+    r->t[1][j] = r->t[0][j];
     r->s[2][j] = final_score(p, s, b, h, i, j, r->s[1][j], &r->t[1][j]);
   }
 }
@@ -263,7 +267,8 @@ static void weigh_row(const oracle_problem *p, int64_t h, int64_t n, row *r) {
      * push its sum to 0 */
     softmax_row(r, n, -INFINITY, &sum, &shift);
     r->lse = shift + log(sum);
-    softmax_row(r, n, sink, &sum, &unused);
+    if (p->sinks)
+      softmax_row(r, n, sink, &sum, &unused);
   }
 }
 
@@ -271,19 +276,18 @@ static void store_head(const oracle_problem *p, const sequence *s, int64_t h, in
                        const row *r, oracle_result *result) {
   const int64_t g = h / (p->H / p->G);
   const int64_t at = (s->first_query + i) * p->H * p->dv + h * p->dv;
-  for (int64_t c = 0; c < p->dv; c++) {
-    double sum = 0, size = 0;
-    for (int64_t j = 0; j < s->length_k; j++) {
-      const double score = r->s[2][j];
-      const double v = result->v.value[(s->first_key + j) * p->G * p->dv + g * p->dv + c];
-      if (is_hidden(score))
-        continue;
-      sum += r->p[j] * v;
-      size += r->p[j] * fabs(v);
+  double *restrict sum = result->concat.value + at, *restrict size = result->concat.bound + at;
+  for (int64_t j = 0; j < s->length_k; j++) {
+    const double *v = result->v.value + (s->first_key + j) * p->G * p->dv + g * p->dv;
+    if (is_hidden(r->s[2][j]))
+      continue;
+    for (int64_t c = 0; c < p->dv; c++) {
+      sum[c] += r->p[j] * v[c];
+      size[c] += r->p[j] * fabs(v[c]);
     }
-    result->concat.value[at + c] = sum;
-    result->concat.bound[at + c] = 4 * u * (4 + r->largest_t) * size + 1e-6;
   }
+  for (int64_t c = 0; c < p->dv; c++)
+    size[c] = 4 * u * (4 + r->largest_t) * size[c] + 1e-6;
 }
 
 static void store_lse(const oracle_problem *p, const sequence *s, int64_t b, int64_t h, int64_t i,
@@ -314,22 +318,33 @@ static void store_stages(const oracle_problem *p, const sequence *s, int64_t b, 
 
 /* ---- The whole ------------------------------------------------------------------------------- */
 
+/* The keys of one head, [d][length_k]. */
+static void turn_keys(const oracle_problem *p, const sequence *s, int64_t g,
+                      const oracle_result *result, double *keys) {
+  for (int64_t j = 0; j < s->length_k; j++)
+    for (int64_t c = 0; c < p->d; c++)
+      keys[c * s->length_k + j] = result->k.value[(s->first_key + j) * p->G * p->d + g * p->d + c];
+}
+
 static void attend(const oracle_problem *p, const sequence *s, int64_t b, oracle_result *result) {
   const size_t n = s->length_k > 0 ? (size_t)s->length_k : 1;
-  double *memory = calloc(6 * n, sizeof *memory);
+  double *memory = calloc((6 + (size_t)p->d) * n, sizeof *memory), *keys = memory + 6 * n;
   if (!memory)
     abort();
   row r = {.s = {memory, memory + n, memory + 2 * n},
            .t = {memory + 3 * n, memory + 4 * n},
            .p = memory + 5 * n};
-  for (int64_t h = 0; h < p->H; h++)
+  for (int64_t h = 0; h < p->H; h++) {
+    turn_keys(p, s, h / (p->H / p->G), result, keys);
     for (int64_t i = 0; i < s->length_q; i++) {
-      score_row(p, s, result, b, h, i, &r);
+      const double *q = result->q.value + (s->first_query + i) * p->H * p->d + h * p->d;
+      score_row(p, s, q, keys, b, h, i, &r);
       weigh_row(p, h, s->length_k, &r);
       store_head(p, s, h, i, &r, result);
       store_lse(p, s, b, h, i, &r, result);
       store_stages(p, s, b, h, i, &r, result);
     }
+  }
   free(memory);
 }
 

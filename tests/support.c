@@ -3,12 +3,15 @@
 #include "support.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 /* ---- Failing with a story -------------------------------------------------------------------- */
 
@@ -43,6 +46,13 @@ void test_expect(mha_status status, mha_status expected, const mha_error *error)
 
 bool test_small(void) {
   return getenv("MHA_TEST_SMALL") != NULL;
+}
+
+void test_keep_memory(void) {
+#ifdef __GLIBC__
+  (void)mallopt(M_MMAP_THRESHOLD, 32 << 20); /* glibc takes no more */
+  (void)mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
 }
 
 /* ---- Random numbers -------------------------------------------------------------------------- */
@@ -115,107 +125,99 @@ void test_fill_poison(float *numbers, int64_t n) {
     memcpy(&numbers[i], &bits, sizeof bits);
 }
 
-static size_t page_bytes(void) {
-  return (size_t)sysconf(_SC_PAGESIZE);
-}
-
 static size_t round_up(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-/* A poisoned mapping with an inaccessible page before and behind; NULL if there is no memory. */
-static char *map_fenced(size_t bytes, size_t *map_bytes) {
-  const size_t page = page_bytes(), inner = round_up(bytes ? bytes : 1, page);
-  char *map = mmap(NULL, inner + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (map == MAP_FAILED)
-    return NULL;
-  if (mprotect(map + page, inner, PROT_READ | PROT_WRITE)) {
-    (void)munmap(map, inner + 2 * page);
-    return NULL;
-  }
-  test_fill_poison((float *)(void *)(map + page), (int64_t)(inner / sizeof(float)));
-  *map_bytes = inner + 2 * page;
-  return map;
-}
-
-static char *pool_map(test_pool *pool, size_t bytes) {
+static test_block *add_block(test_pool *pool, size_t bytes) {
   test_block *block = malloc(sizeof *block);
   assert_non_null(block);
-  block->map = map_fenced(bytes, &block->map_bytes);
-  assert_non_null(block->map);
-  block->next = pool->first;
+  *block = (test_block){.fenced = test_fenced_take(bytes), .bytes = bytes, .next = pool->first};
+  assert_non_null(block->fenced.map);
+  block->array =
+      pool->at_front ? test_fenced_begin(block->fenced) : test_fenced_end(block->fenced) - bytes;
   pool->first = block;
-  return block->map;
-}
-
-/* Where `bytes` bytes go in a fenced mapping: at one end or the other. */
-static char *place(const test_pool *pool, char *map, size_t bytes) {
-  char *begin = map + page_bytes();
-  return pool->at_front ? begin : begin + (round_up(bytes ? bytes : 1, page_bytes()) - bytes);
+  return block;
 }
 
 float *test_pool_floats(test_pool *pool, int64_t n) {
-  const size_t bytes = (size_t)n * sizeof(float);
-  return (float *)(void *)place(pool, pool_map(pool, bytes), bytes);
+  return (float *)(void *)add_block(pool, (size_t)n * sizeof(float))->array;
 }
 
 void *test_pool_bytes(test_pool *pool, size_t bytes) {
-  char *memory = place(pool, pool_map(pool, bytes), bytes);
+  char *memory = add_block(pool, bytes)->array;
   memset(memory, 0xa5, bytes);
   return memory;
 }
 
 float *test_pool_cut(test_pool *pool, int64_t n, int64_t readable) {
-  const size_t page = page_bytes(), front = (size_t)readable * sizeof(float);
+  const size_t page = test_page_bytes(), front = (size_t)readable * sizeof(float);
   const size_t back = round_up((size_t)(n - readable) * sizeof(float), page);
-  char *map = pool_map(pool, round_up(front ? front : 1, page) + back);
-  char *cut = map + page + round_up(front ? front : 1, page);
+  test_block *block = add_block(pool, round_up(front ? front : 1, page) + back);
+  char *cut = test_fenced_end(block->fenced) - back;
   if (back)
     assert_int_equal(mprotect(cut, back, PROT_NONE), 0);
+  block->cut = true;
   return (float *)(void *)(cut - front);
 }
 
+static char *align_down(char *pointer, size_t alignment) {
+  return pointer - ((uintptr_t)pointer & (alignment - 1));
+}
+
+/* What lies between an array and the farther fence must be poison still. */
+static bool wrote_beside(const test_block *block) {
+  char *end = block->array + block->bytes;
+  return !test_all_poison(test_fenced_begin(block->fenced), align_down(block->array, 4)) ||
+         !test_all_poison(align_down(end + 3, 4), test_fenced_end(block->fenced));
+}
+
 void test_pool_free(test_pool *pool) {
+  bool broken = false;
   while (pool->first) {
     test_block *block = pool->first;
     pool->first = block->next;
-    assert_int_equal(munmap(block->map, block->map_bytes), 0);
+    if (block->cut) {
+      test_fenced_unmap(block->fenced);
+    } else {
+      broken = broken || wrote_beside(block);
+      test_fenced_release(block->fenced);
+    }
     free(block);
   }
+  if (broken)
+    test_failed("memory beside an array was written");
 }
 
 /* ---- An allocator that counts, fences and fails ---------------------------------------------- */
 
 /* Lies on a page of its own before the block's first page. */
 typedef struct block_header {
-  void *map;
-  size_t map_bytes, bytes;
+  test_fenced fenced;
+  size_t bytes;
   struct block_header *self; /* NULL once released */
 } block_header;
 
 #define FENCE_BYTE 0x5a
 
-static char *align_down(char *pointer, size_t alignment) {
-  return pointer - ((uintptr_t)pointer & (alignment - 1));
+static block_header *header_of(char *memory) {
+  return (block_header *)(void *)(align_down(memory, test_page_bytes()) - test_page_bytes());
 }
 
 static void *allocator_allocate(void *user, size_t bytes, size_t alignment) {
   test_allocator *a = user;
-  const size_t page = page_bytes();
-  size_t map_bytes = 0;
   a->calls++;
   if (alignment == 0 || (alignment & (alignment - 1)) || alignment > 64)
     a->misused = true;
   if (a->calls == a->fail_at)
     return NULL;
-  char *map = map_fenced(page + bytes + 64, &map_bytes);
-  if (!map)
+  const test_fenced fenced = test_fenced_take(test_page_bytes() + bytes + 64);
+  if (!fenced.map)
     return NULL;
-  char *end = map + map_bytes - page;
-  char *memory = align_down(end - bytes, alignment);
+  char *end = test_fenced_end(fenced), *memory = align_down(end - bytes, alignment);
   memset(memory + bytes, FENCE_BYTE, (size_t)(end - (memory + bytes)));
-  block_header *header = (block_header *)(void *)(align_down(memory, page) - page);
-  *header = (block_header){map, map_bytes, bytes, header};
+  block_header *header = header_of(memory);
+  *header = (block_header){fenced, bytes, header};
   a->live++;
   a->live_bytes += bytes;
   if (a->n_ranges < TEST_MAX_RANGES)
@@ -226,18 +228,19 @@ static void *allocator_allocate(void *user, size_t bytes, size_t alignment) {
 static void allocator_release(void *user, void *pointer, size_t bytes) {
   test_allocator *a = user;
   char *memory = pointer;
-  block_header *header = (block_header *)(void *)(align_down(memory, page_bytes()) - page_bytes());
+  block_header *header = header_of(memory);
   if (header->self != header || header->bytes != bytes) {
     a->misused = true;
     return;
   }
-  const char *end = (char *)header->map + header->map_bytes - page_bytes();
+  const char *end = test_fenced_end(header->fenced);
   for (const char *fence = memory + bytes; fence < end; fence++)
     a->misused = a->misused || *fence != FENCE_BYTE;
+  a->misused = a->misused || !test_all_poison((const char *)(header + 1), align_down(memory, 4));
   a->live--;
   a->live_bytes -= bytes;
   header->self = NULL;
-  (void)munmap(header->map, header->map_bytes);
+  test_fenced_release(header->fenced);
 }
 
 void test_allocator_init(test_allocator *allocator) {
@@ -251,7 +254,7 @@ void test_allocator_check(const test_allocator *allocator) {
   if (allocator->live)
     test_failed("%" PRId64 " blocks with %zu bytes leaked", allocator->live, allocator->live_bytes);
   if (allocator->misused)
-    test_failed("the allocator was misused, or memory was written past a block's end");
+    test_failed("the allocator was misused, or memory was written beside a block");
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #ifndef MHA_TESTS_SUPPORT_H
 #define MHA_TESTS_SUPPORT_H
 
+#include "fenced.h"
 #include "mha.h"
 
 #include <setjmp.h>
@@ -34,6 +35,10 @@ void test_expect(mha_status status, mha_status expected, const mha_error *error)
 /* True when MHA_TEST_SMALL is set: sweeps take a few sizes only, for slow machines (valgrind). */
 bool test_small(void);
 
+/* Tells malloc to give no memory back: arrays of megabytes come and go in every case of a sweep,
+ * and new pages cost more than what is done with them. Nothing where malloc cannot be told. */
+void test_keep_memory(void);
+
 /* ---- Random numbers (splitmix64 seeds xoshiro256**) ------------------------------------------ */
 
 typedef struct test_random {
@@ -58,8 +63,10 @@ bool test_is_poison(float number);
 void test_fill_poison(float *numbers, int64_t n);
 
 typedef struct test_block {
-  void *map;
-  size_t map_bytes;
+  test_fenced fenced;
+  char *array; /* at one end of the mapping or the other */
+  size_t bytes;
+  bool cut; /* some of its pages are inaccessible */
   struct test_block *next;
 } test_block;
 
@@ -69,13 +76,14 @@ typedef struct test_pool {
   bool at_front; /* blocks begin right behind a guard page instead of ending right before one */
 } test_pool;
 
-/* n poisoned floats; a step outside hits an inaccessible page (at the other side, after less than
- * one page of poison). Never NULL, also for n = 0. */
+/* n poisoned floats; a step outside hits an inaccessible page (at the other side after less than
+ * one page of poison, or an eighth of a large array's size). Never NULL, also for n = 0. */
 float *test_pool_floats(test_pool *pool, int64_t n);
 /* The same for bytes, 0xa5 each; aligned to 8 where `bytes` is a multiple of 8. */
 void *test_pool_bytes(test_pool *pool, size_t bytes);
 /* One poisoned array of `n` floats of which those from `readable` on lie in inaccessible pages. */
 float *test_pool_cut(test_pool *pool, int64_t n, int64_t readable);
+/* Fails the test if the poison beside an array was written. */
 void test_pool_free(test_pool *pool);
 
 /* ---- An allocator that counts, fences and fails ---------------------------------------------- */
@@ -93,7 +101,8 @@ typedef struct test_allocator {
   int64_t calls;     /* allocations asked for */
   int64_t live;      /* blocks not released */
   size_t live_bytes;
-  bool misused; /* released with other bytes, twice, or never allocated; or the fence is broken */
+  bool
+      misused; /* released with other bytes, twice, or never allocated; or written beside a block */
   int n_ranges; /* every block ever handed out, for those who ask where a pointer points */
   test_range ranges[TEST_MAX_RANGES];
 } test_allocator;

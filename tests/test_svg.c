@@ -154,6 +154,13 @@ enum { MOST = 512 * 512 };
 static unsigned colours[MOST]; /* of the map read last */
 static bool drawn[MOST];
 
+/* The next bytes alone: sscanf measures all that it is given first, and a picture is long. */
+static const char *next_piece(const char *at) {
+  static char piece[64];
+  (void)snprintf(piece, sizeof piece, "%.*s", (int)sizeof piece - 1, at);
+  return piece;
+}
+
 /* Marks the runs of one path's data, up to the quote. */
 static const char *read_runs(const char *at, int rows, int columns, unsigned colour) {
   while (*at != '"') {
@@ -162,7 +169,7 @@ static const char *read_runs(const char *at, int rows, int columns, unsigned col
     int n = 0;
     int back = 0;
     int used = 0;
-    assert_int_equal(sscanf(at, "M%d %dh%dv1h-%dz%n", &x, &y, &n, &back, &used), 4);
+    assert_int_equal(sscanf(next_piece(at), "M%d %dh%dv1h-%dz%n", &x, &y, &n, &back, &used), 4);
     assert_true(used > 0 && n > 0 && back == n);
     assert_true(x >= 0 && x + n <= columns && y >= 0 && y < rows);
     for (int j = x; j < x + n; j++) {
@@ -183,7 +190,7 @@ static const char *read_map(const char *at, int rows, int columns) {
   at = strstr(at, "shape-rendering=\"crispEdges\">\n<path");
   assert_non_null(at);
   at = strchr(at, '\n') + 1;
-  for (; sscanf(at, "<path fill=\"#%6x\" d=\"%n", &colour, &used) == 1; at += 4) {
+  for (; sscanf(next_piece(at), "<path fill=\"#%6x\" d=\"%n", &colour, &used) == 1; at += 4) {
     at = read_runs(at + used, rows, columns, colour);
     assert_memory_equal(at, "\"/>\n", 4);
   }

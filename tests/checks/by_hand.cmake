@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 file(GLOB sources ${SOURCE}/src/*.c ${SOURCE}/src/files/*.c)
-run(ignored ${C_COMPILER} -std=c11 -O2 -pthread -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
+run(ignored ${C_COMPILER} -std=c11 -O1 -pthread -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
     ${BLAS_OPTIONS} -I${BLAS_INCLUDE_DIR} -I${JANSSON_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so
     ${BLAS_LIBRARIES} ${JANSSON_LIBRARY} -lm)
 run(ignored ${C_COMPILER} -std=c11 -I${SOURCE}/include ${CONSUMER}/consumer.c -o ${WORK}/consumer

@@ -1,12 +1,14 @@
 # A configuration without a CBLAS that fits ends with one sentence that names the fault and the
-# package to install; one that has it does not.
+# package to install; one that has it does not, or else jansson_failure.cmake would not come to
+# jansson.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
-set(configure ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build --fresh -G ${GENERATOR}
+set(configure ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR}
               -DCMAKE_C_COMPILER=${C_COMPILER} -DMHA_BUILD_TESTS=OFF -DMHA_BUILD_BENCH=OFF)
 set(install "install one (on Debian: apt-get install")
 
 function(refused sentence)
+  forget(${WORK}/build)
   run_failing("${sentence}" ${configure} ${ARGN})
 endfunction()
 
@@ -46,13 +48,11 @@ foreach(pair IN ITEMS auto:libopenblas-dev OpenBLAS:libopenblas-dev BLIS:libblis
           -DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY)
 endforeach()
 
-run(text ${configure} "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}"
-    -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR})
-
 # A header that wants POSIX, as that of BLIS does, is compiled with it.
 file(WRITE ${WORK}/posix/cblas.h "#include <pthread.h>
 typedef pthread_barrier_t cblas_barrier;
 #include \"${BLAS_INCLUDE_DIR}/cblas.h\"\n")
+forget(${WORK}/build)
 run(text ${configure} "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}"
     -DMHA_BLAS_INCLUDE_DIR=${WORK}/posix -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
 file(STRINGS ${WORK}/build/compile_commands.json lines REGEX "\"command\".*src/blas\\.c")

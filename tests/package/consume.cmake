@@ -2,8 +2,15 @@
 # made. HOW tells by which way the library is found.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
+# The consumers that build the library themselves share a tree, one after the other: all is
+# configured anew, but the library's objects, which are the same for all of them, stay.
 set(dir ${WORK}/consume-${HOW}-${LANGUAGES})
-file(REMOVE_RECURSE ${dir})
+if(HOW MATCHES "^subdirectory")
+  set(dir ${WORK}/consume-subdirectory)
+  file(REMOVE ${dir}/consumer)
+else()
+  file(REMOVE_RECURSE ${dir})
+endif()
 file(MAKE_DIRECTORY ${dir})
 
 set(target mha::mha)
@@ -40,7 +47,7 @@ endif()
 
 # A list as the value of an option has to reach the other cmake in one piece.
 string(REPLACE "+" "\\;" languages "${LANGUAGES}")
-run(ignored ${CMAKE_COMMAND} -S ${CONSUMER} -B ${dir} -G ${GENERATOR}
+run(ignored ${CMAKE_COMMAND} --fresh -S ${CONSUMER} -B ${dir} -G ${GENERATOR}
     -DCMAKE_C_COMPILER=${C_COMPILER} -DCONSUMER_LANGUAGES=${languages} -DCONSUMER_TARGET=${target}
     -DCONSUMER_VERSION=${VERSION} -DCMAKE_PREFIX_PATH=${prefix} ${options})
 run(ignored ${CMAKE_COMMAND} --build ${dir} --parallel 2)

@@ -1,5 +1,5 @@
-# The Debian packages of the preset deb: which files are in which, and nothing that lintian has to
-# say against them.
+# The Debian packages of the preset deb, in the build tree that install.cmake left: which files are
+# in which, and nothing that lintian has to say against them.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 find_program(lintian lintian)
@@ -10,12 +10,15 @@ if(NOT lintian OR NOT dpkg_deb OR NOT shlibdeps)
   return()
 endif()
 
+# Without its cache the tree is configured as a new one, while the objects stay.
+set(build ${WORK}/build)
+set(WORK ${WORK}/deb)
 file(REMOVE_RECURSE ${WORK})
-file(MAKE_DIRECTORY ${WORK})
-run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${WORK}/build
-    -DCMAKE_C_COMPILER=${C_COMPILER})
-run(ignored ${CMAKE_COMMAND} --build ${WORK}/build --parallel 2)
-run(ignored ${CMAKE_CPACK_COMMAND} --config ${WORK}/build/CPackConfig.cmake -B ${WORK})
+forget(${build})
+run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR}
+    -DCMAKE_C_COMPILER=${C_COMPILER} "-DCMAKE_C_FLAGS_RELEASE=${FAST_FLAGS}")
+run(ignored ${CMAKE_COMMAND} --build ${build} --parallel 2)
+run(ignored ${CMAKE_CPACK_COMMAND} --config ${build}/CPackConfig.cmake -B ${WORK})
 file(GLOB packages ${WORK}/*.deb)
 
 # expect(<package> <pattern>...): every file of it is as one of the patterns, each of which is met.

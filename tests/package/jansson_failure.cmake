@@ -3,8 +3,9 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 function(refused fault)
+  forget(${WORK}/build)
   run_failing("libmha needs jansson 2.11 or later, but: ${fault}; install it (on Debian: apt-get"
-              ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build --fresh -G ${GENERATOR}
+              ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR}
               -DCMAKE_C_COMPILER=${C_COMPILER} -DMHA_BUILD_TESTS=OFF -DMHA_BUILD_BENCH=OFF
               "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}" -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR}
               ${ARGN})

@@ -3,12 +3,13 @@
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 function(refused sentence)
-  file(REMOVE_RECURSE ${WORK}/refuse)
+  forget(${WORK}/refuse)
   run_failing("${sentence}" ${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/refuse -G ${GENERATOR}
               -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_PREFIX_PATH=${WORK}/moved
               -DCONSUMER_TARGET=mha::mha ${ARGN})
 endfunction()
 
+file(REMOVE_RECURSE ${WORK}/refuse)
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)" ignored ${VERSION})
 math(EXPR next_minor "${CMAKE_MATCH_2} + 1")
 math(EXPR next_major "${CMAKE_MATCH_1} + 1")
