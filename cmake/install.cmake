@@ -40,13 +40,18 @@ install(FILES ${PROJECT_BINARY_DIR}/mha-config.cmake ${PROJECT_BINARY_DIR}/mha-c
               ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaJansson.cmake
         DESTINATION ${package_dir} COMPONENT Development)
 
-# mha.pc names libraries, never their folders, unless the linker does not look there by itself.
-set(pc_private)
+# mha.pc names libraries, never their folders, unless the linker does not look there by itself. What
+# was given as a mere name or as an option stays what it is.
+set(pc_private ${MhaCBLAS_STATIC_FLAGS})
 foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES)
   get_filename_component(folder "${library}" DIRECTORY)
   get_filename_component(name "${library}" NAME)
   string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")
-  if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+  if(library MATCHES "^-")
+    list(APPEND pc_private "${library}")
+    continue()
+  elseif(folder AND NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+    string(REPLACE " " "\\ " folder "${folder}")
     list(APPEND pc_private "-L${folder}")
   endif()
   list(APPEND pc_private "-l${name}")
