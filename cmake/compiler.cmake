@@ -6,10 +6,11 @@ set(MHA_STRICT_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-
                         -Wmissing-prototypes)
 
 # C11 without extensions, every warning, IEEE arithmetic. Whether a warning is an error is up to
-# CMAKE_COMPILE_WARNING_AS_ERROR.
+# CMAKE_COMPILE_WARNING_AS_ERROR. Never several files in one: what is static has short names, which
+# files share.
 function(mha_compile_strictly target)
   set_target_properties(${target} PROPERTIES C_STANDARD 11 C_STANDARD_REQUIRED ON
-                                             C_EXTENSIONS OFF)
+                                             C_EXTENSIONS OFF UNITY_BUILD OFF)
   if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
     target_compile_options(${target} PRIVATE ${MHA_STRICT_WARNINGS})
     mha_compute_strictly(${target})
