@@ -4,9 +4,10 @@
 #   MHA_BLAS_LIBRARIES    the libraries to link, and
 #   MHA_BLAS_INCLUDE_DIR  the folder of cblas.h; given together they are taken as they are
 #
-# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR (empty for libraries that were given), MhaCBLAS_LIBRARIES
-# and, on failure, MhaCBLAS_NOT_FOUND_MESSAGE. Used by the build, and installed for those who link
-# the static library.
+# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR (empty for libraries that were given), MhaCBLAS_LIBRARIES,
+# MhaCBLAS_STATIC_FLAGS (for the linker, where it takes the BLAS out of an archive) and, on failure,
+# MhaCBLAS_NOT_FOUND_MESSAGE. Used by the build, and installed for those who link the static
+# library.
 #
 # CMake's own FindBLAS is left alone: it asks for Fortran's sgemm_, knows no header, listens to the
 # environment, and would share the target BLAS::BLAS with whoever else looks for a BLAS.
@@ -75,8 +76,9 @@ function(mha_blas_fault fault header_dir libraries)
         PARENT_SCOPE)
     return()
   endif()
+  # volatile, so that no optimisation leaves the function out of what is linked.
   set(product
-      "  void (*product)(enum CBLAS_ORDER, enum CBLAS_TRANSPOSE, enum CBLAS_TRANSPOSE,
+      "  void (*volatile product)(enum CBLAS_ORDER, enum CBLAS_TRANSPOSE, enum CBLAS_TRANSPOSE,
                   int, int, int, float, const float *, int, const float *, int, float, float *, int)
     = cblas_sgemm;\n  return product == 0;")
   mha_blas_try(has_int "${header_dir}" "" "${product}")
@@ -93,8 +95,63 @@ function(mha_blas_fault fault header_dir libraries)
   set(${fault} "" PARENT_SCOPE)
 endfunction()
 
+# ---- archives ----
+# Vendors' own functions are weak references in libmha, which take nothing out of an archive: the
+# linker has to be told their names, and only those that are there.
+set(mha_openblas_functions openblas_get_parallel openblas_get_config openblas_get_corename
+                           openblas_get_num_threads openblas_set_num_threads)
+set(mha_blis_functions bli_info_get_version_str bli_info_get_enable_threading bli_arch_query_id
+                       bli_arch_string bli_thread_get_num_threads bli_thread_set_num_threads)
+
+# Whether the linker was told to take archives only.
+function(mha_blas_links_statically answer)
+  set(${answer} FALSE PARENT_SCOPE)
+  if("${CMAKE_C_FLAGS} ${CMAKE_EXE_LINKER_FLAGS} " MATCHES "(^| )-static(-pie)? ")
+    set(${answer} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
+
+# Sets `flags` to what brings the vendor's functions out of `libraries`, if they have some, and
+# `has_archive` to whether one of them is an archive, as far as that can be told.
+function(mha_blas_look_into flags has_archive header_dir libraries)
+  mha_blas_links_statically(found)
+  foreach(library IN LISTS libraries)
+    file(REAL_PATH "${library}" file)
+    if(file MATCHES "\\.a$")
+      set(found TRUE)
+    endif()
+  endforeach()
+  set(${has_archive} ${found} PARENT_SCOPE)
+  set(${flags} "" PARENT_SCOPE)
+  # Other libraries may be another vendor's when the program runs.
+  if(APPLE OR WIN32 OR NOT (found OR "${libraries}" MATCHES "openblas|blis"))
+    return()
+  endif()
+  foreach(vendor IN ITEMS openblas blis)
+    set(body "")
+    # Under names of the probe's own, since cblas.h may declare them.
+    foreach(name IN LISTS mha_${vendor}_functions)
+      string(APPEND body "  extern void probe_${name}(void) __asm__(\"${name}\");\n"
+                         "  void (*volatile at_${name})(void) = probe_${name};\n"
+                         "  if (!at_${name})\n    return 1;\n")
+    endforeach()
+    mha_blas_try(has_functions "${header_dir}" "${libraries}" "${body}  return 0;")
+    if(has_functions)
+      list(JOIN mha_${vendor}_functions ",-u," names)
+      set(${flags} "-Wl,-u,${names}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+# ---- the search ----
+
 # Looks for one vendor's files in the usual places. A variable that comes back empty was not found.
 function(mha_blas_locate vendor libraries header_dir)
+  mha_blas_links_statically(only_archives)
+  if(only_archives)
+    set(CMAKE_FIND_LIBRARY_SUFFIXES ${CMAKE_STATIC_LIBRARY_SUFFIX})
+  endif()
   if(vendor STREQUAL "OpenBLAS")
     set(names openblas)
     set(suffixes openblas openblas-pthread)
@@ -189,7 +246,8 @@ function(mha_blas_sentence sentence fault)
   set(${sentence} "${text}" PARENT_SCOPE)
 endfunction()
 
-# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR, MhaCBLAS_LIBRARIES, MhaCBLAS_NOT_FOUND_MESSAGE.
+# Sets MhaCBLAS_FOUND, MhaCBLAS_VENDOR, MhaCBLAS_LIBRARIES, MhaCBLAS_STATIC_FLAGS,
+# MhaCBLAS_NOT_FOUND_MESSAGE.
 function(mha_blas_find)
   mha_blas_choose()
   set(MhaCBLAS_FOUND TRUE)
@@ -197,9 +255,15 @@ function(mha_blas_find)
     set(MhaCBLAS_FOUND FALSE)
     mha_blas_sentence(MhaCBLAS_NOT_FOUND_MESSAGE "${fault}")
   else()
+    mha_blas_look_into(MhaCBLAS_STATIC_FLAGS has_archive "${header_dir}" "${libraries}")
+    # Among the libraries, since options do not pass through a static library under older policies.
+    set(items ${libraries})
+    if(has_archive)
+      list(PREPEND items ${MhaCBLAS_STATIC_FLAGS})
+    endif()
     add_library(mha::cblas INTERFACE IMPORTED)
     set_target_properties(
-      mha::cblas PROPERTIES INTERFACE_LINK_LIBRARIES "${libraries}"
+      mha::cblas PROPERTIES INTERFACE_LINK_LIBRARIES "${items}"
                             INTERFACE_INCLUDE_DIRECTORIES "${header_dir}"
                             INTERFACE_COMPILE_OPTIONS "${definitions}")
     list(JOIN libraries " " text)
@@ -212,7 +276,8 @@ function(mha_blas_find)
   endif()
   set(MhaCBLAS_VENDOR "${vendor}")
   set(MhaCBLAS_LIBRARIES "${libraries}")
-  return(PROPAGATE MhaCBLAS_FOUND MhaCBLAS_VENDOR MhaCBLAS_LIBRARIES MhaCBLAS_NOT_FOUND_MESSAGE)
+  return(PROPAGATE MhaCBLAS_FOUND MhaCBLAS_VENDOR MhaCBLAS_LIBRARIES MhaCBLAS_STATIC_FLAGS
+                   MhaCBLAS_NOT_FOUND_MESSAGE)
 endfunction()
 
 if(TARGET mha::cblas)

@@ -29,6 +29,9 @@ function(mha_jansson_fault fault library header_dir)
 endfunction()
 
 function(mha_jansson_find)
+  if("${CMAKE_C_FLAGS} ${CMAKE_EXE_LINKER_FLAGS} " MATCHES "(^| )-static(-pie)? ")
+    set(CMAKE_FIND_LIBRARY_SUFFIXES ${CMAKE_STATIC_LIBRARY_SUFFIX})
+  endif()
   find_library(MHA_JANSSON_LIBRARY NAMES jansson)
   # First beside the library, so that a prefix of one's own brings its own header.
   get_filename_component(beside "${MHA_JANSSON_LIBRARY}" DIRECTORY)

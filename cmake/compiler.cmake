@@ -1,17 +1,58 @@
 # How the project's own targets are compiled and linked. Nothing here is global.
+include(CheckCCompilerFlag)
 include(CheckLinkerFlag)
 
 set(MHA_STRICT_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes
                         -Wmissing-prototypes)
 
-# C11 without extensions, every warning. Whether a warning is an error is up to
-# CMAKE_COMPILE_WARNING_AS_ERROR.
+# C11 without extensions, every warning, IEEE arithmetic. Whether a warning is an error is up to
+# CMAKE_COMPILE_WARNING_AS_ERROR. Never several files in one: what is static has short names, which
+# files share.
 function(mha_compile_strictly target)
   set_target_properties(${target} PROPERTIES C_STANDARD 11 C_STANDARD_REQUIRED ON
-                                             C_EXTENSIONS OFF)
+                                             C_EXTENSIONS OFF UNITY_BUILD OFF)
   if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
     target_compile_options(${target} PRIVATE ${MHA_STRICT_WARNINGS})
+    mha_compute_strictly(${target})
   endif()
+endfunction()
+
+# Takes back -ffast-math, -Ofast and the options that are parts of them, wherever they come from:
+# flags of the cache or of the environment, a parent project's options. They would fold away the
+# rounding inside exp and every test for NaN. src/ieee.h refuses what is not taken back here. Each
+# set is one SHELL item, since CMake leaves out an option that it has seen before, and these have to
+# come last.
+function(mha_compute_strictly target)
+  set(compile -fno-fast-math -fno-finite-math-only -fno-associative-math -fno-reciprocal-math
+              -fsigned-zeros)
+  if(CMAKE_C_COMPILER_ID MATCHES "Clang")
+    # Without the first, clang warns of the contraction that -fno-fast-math takes back.
+    list(PREPEND compile -ffp-contract=on)
+    set(newer -fno-approx-func -fhonor-nans -fhonor-infinities -fdenormal-fp-math=ieee)
+  else()
+    # To clang this one would mean that each operation may trap.
+    list(APPEND compile -fno-unsafe-math-optimizations)
+    set(newer -fno-single-precision-constant -fno-allow-store-data-races)
+  endif()
+  foreach(flag IN LISTS newer)
+    string(MAKE_C_IDENTIFIER "MHA_COMPILER_HAS${flag}" known)
+    check_c_compiler_flag(${flag} ${known})
+    if(${known})
+      list(APPEND compile ${flag})
+    endif()
+  endforeach()
+
+  # What is linked with these gets an initialiser that flushes subnormals in the whole program that
+  # loads it. -Ofast is taken back by another -O alone, which means nothing else to the linker.
+  set(link -fno-fast-math -fno-unsafe-math-optimizations -O2)
+  check_linker_flag(C -mno-daz-ftz MHA_LINKER_HAS_mno_daz_ftz)
+  if(MHA_LINKER_HAS_mno_daz_ftz)
+    list(APPEND link -mno-daz-ftz)
+  endif()
+  list(JOIN compile " " compile)
+  list(JOIN link " " link)
+  target_compile_options(${target} PRIVATE "SHELL:${compile}")
+  target_link_options(${target} PRIVATE "SHELL:${link}")
 endfunction()
 
 function(mha_link_with target flag)

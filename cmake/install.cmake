@@ -1,8 +1,17 @@
 # Installation: components Runtime, Development and Tools, the CMake package and mha.pc. Nothing
-# that is installed holds an absolute path, so the whole prefix may be moved.
+# that is installed holds an absolute path, so the whole prefix may be moved; unless a folder outside
+# the prefix was asked for.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# An absolute folder inside the prefix is what a relative one would be.
+foreach(dir IN ITEMS BINDIR LIBDIR INCLUDEDIR MANDIR)
+  set(folder "${CMAKE_INSTALL_${dir}}")
+  cmake_path(IS_PREFIX CMAKE_INSTALL_PREFIX "${folder}" NORMALIZE is_inside)
+  if(is_inside)
+    file(RELATIVE_PATH CMAKE_INSTALL_${dir} "${CMAKE_INSTALL_PREFIX}" "${folder}")
+  endif()
+endforeach()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 
 # Two exports, because only the static library needs BLAS, jansson and threads where it is linked.
@@ -19,12 +28,14 @@ foreach(kind IN ITEMS shared static)
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT Runtime
                   NAMELINK_COMPONENT Development
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT Development
-          FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Development)
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT mha_${kind} NAMESPACE mha:: FILE mha-${kind}-targets.cmake
           DESTINATION ${package_dir} COMPONENT Development)
   # The build tree is a package as well: mha_ROOT=<build>.
   export(EXPORT mha_${kind} NAMESPACE mha:: FILE ${PROJECT_BINARY_DIR}/mha-${kind}-targets.cmake)
 endforeach()
+
+install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Development)
 
 configure_package_config_file(cmake/mha-config.cmake.in ${PROJECT_BINARY_DIR}/mha-config.cmake
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO
@@ -39,13 +50,18 @@ install(FILES ${PROJECT_BINARY_DIR}/mha-config.cmake ${PROJECT_BINARY_DIR}/mha-c
               ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaJansson.cmake
         DESTINATION ${package_dir} COMPONENT Development)
 
-# mha.pc names libraries, never their folders, unless the linker does not look there by itself.
-set(pc_private)
+# mha.pc names libraries, never their folders, unless the linker does not look there by itself. What
+# was given as a mere name or as an option stays what it is.
+set(pc_private ${MhaCBLAS_STATIC_FLAGS})
 foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES)
   get_filename_component(folder "${library}" DIRECTORY)
   get_filename_component(name "${library}" NAME)
   string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")
-  if(NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+  if(library MATCHES "^-")
+    list(APPEND pc_private "${library}")
+    continue()
+  elseif(folder AND NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+    string(REPLACE " " "\\ " folder "${folder}")
     list(APPEND pc_private "-L${folder}")
   endif()
   list(APPEND pc_private "-l${name}")
@@ -56,21 +72,50 @@ endif()
 list(JOIN pc_private " " pc_private)
 string(APPEND pc_private " -pthread")
 
-# From the folder of mha.pc up to the prefix; Debian's libdir has one level more than others'.
-file(RELATIVE_PATH pc_to_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
-string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
-set(pc_public "-lmha")
+# All from the folder of mha.pc, if it is inside the prefix; Debian's libdir has one level more than
+# others'. pkg-config wants spaces escaped, which it does itself in pcfiledir.
+string(REPLACE " " "\\ " pc_prefix "${CMAKE_INSTALL_PREFIX}")
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  file(RELATIVE_PATH up "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" /prefix)
+  string(REGEX REPLACE "/$" "" pc_prefix "\${pcfiledir}/${up}")
+endif()
+foreach(dir IN ITEMS LIBDIR INCLUDEDIR)
+  string(REPLACE " " "\\ " pc_${dir} "${CMAKE_INSTALL_${dir}}")
+  if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_${dir}}")
+    string(PREPEND pc_${dir} "\${prefix}/")
+  endif()
+endforeach()
+# With the postfix of its kind of build, such as CMAKE_DEBUG_POSTFIX.
 set(pc_cflags "")
-if(NOT MHA_BUILD_SHARED)
-  set(pc_public "-lmha ${pc_private}")
+if(MHA_BUILD_SHARED)
+  set(pc_public "-l$<TARGET_FILE_BASE_NAME:mha>")
+else()
+  set(pc_public "-l$<TARGET_FILE_BASE_NAME:mha_static> ${pc_private}")
   set(pc_private "")
   set(pc_cflags " -DMHA_STATIC")
 endif()
-configure_file(cmake/mha.pc.in ${PROJECT_BINARY_DIR}/mha.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/mha.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
-        COMPONENT Development)
+configure_file(cmake/mha.pc.in ${PROJECT_BINARY_DIR}/mha.pc.in @ONLY)
+file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha.pc
+     INPUT ${PROJECT_BINARY_DIR}/mha.pc.in)
+install(FILES ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT Development)
 
 if(MHA_BUILD_CLI)
+  # The command finds the library of its own prefix. Debian's policy wants no run path.
+  if(MHA_BUILD_SHARED AND NOT MHA_DEBIAN AND NOT DEFINED CMAKE_INSTALL_RPATH)
+    set(run_path "${CMAKE_INSTALL_LIBDIR}")
+    if(NOT IS_ABSOLUTE "${run_path}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_BINDIR}")
+      file(RELATIVE_PATH run_path "/prefix/${CMAKE_INSTALL_BINDIR}" "/prefix/${run_path}")
+      set(origin "$ORIGIN")
+      if(APPLE)
+        set(origin "@loader_path")
+      endif()
+      string(PREPEND run_path "${origin}/")
+    elseif(NOT IS_ABSOLUTE "${run_path}")
+      string(PREPEND run_path "${CMAKE_INSTALL_PREFIX}/")
+    endif()
+    set_target_properties(mha_cli PROPERTIES INSTALL_RPATH "${run_path}")
+  endif()
   install(TARGETS mha_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT Tools)
   if(NOT MHA_DEBIAN) # there it is compressed
     install(FILES docs/mha.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT Tools)

@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_ARGUMENTS_H
 #define MHA_SRC_ARGUMENTS_H
 
+#include "ieee.h"
 #include "mha.h"
 
 #include <stdbool.h>

@@ -58,11 +58,13 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   const int64_t heads = cut.few ? s->H : 1;
   const int64_t queries = mha_min(s->Lq, cut.queries);
   const int64_t columns = score_columns(&cut, s->span);
+  int64_t value_columns = 0;
+  layout->overflow |= !mha_add(s->dv, 1, &value_columns);
   mha_scratch_offsets at;
   at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
   at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
-  at.values = mha_layout_add(layout, sizeof(float), columns, s->dv + 1, 1);
+  at.values = mha_layout_add(layout, sizeof(float), columns, value_columns, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
   return at;
 }

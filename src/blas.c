@@ -3,7 +3,9 @@
  *
  * Vendors' own functions are weak references: they are there when the BLAS in the process has them
  * and NULL otherwise, so that one binary serves every BLAS that the linker or an alternatives
- * system puts under it. cblas.h is not asked for them, since it may be another vendor's. */
+ * system puts under it. Out of an archive the linker takes them when it is told their names, which
+ * FindMhaCBLAS.cmake and mha.pc do. cblas.h is not asked for them, since it may be another
+ * vendor's. */
 #define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS */
 
 #include "blas.h"
@@ -24,6 +26,10 @@ extern __attribute__((weak)) void openblas_set_num_threads(int n);
 extern __attribute__((weak)) int openblas_get_parallel(void);
 extern __attribute__((weak)) char *openblas_get_config(void);
 extern __attribute__((weak)) char *openblas_get_corename(void);
+/* OpenBLAS's own, never called: what of an archive is there even if nobody asked for the above.
+ * Every flavour has the first, those with threads have the second. */
+extern __attribute__((weak)) void *blas_memory_alloc(int unused);
+extern __attribute__((weak)) int exec_blas(long n, void *queue);
 extern __attribute__((weak)) int64_t bli_thread_get_num_threads(void);
 extern __attribute__((weak)) void bli_thread_set_num_threads(int64_t n);
 extern __attribute__((weak)) char *bli_info_get_version_str(void);
@@ -209,19 +215,25 @@ mha_status mha_blas_multiply(float alpha, mha_view a, mha_view b, float beta, fl
 
 /* ---- threads ---- */
 
-mha_blas_threading mha_blas_threading_kind(void) {
-  if (openblas_get_parallel) {
-    switch (openblas_get_parallel()) {
-    case 0:
-      return MHA_BLAS_THREADS_LOCKED;
-    case 2:
-      return MHA_BLAS_THREADS_OPENMP;
-    default:
-      return MHA_BLAS_THREADS_OWN;
-    }
+static mha_blas_threading openblas_threading(void) {
+  if (!openblas_get_parallel)
+    return exec_blas ? MHA_BLAS_THREADS_OWN : MHA_BLAS_THREADS_LOCKED;
+  switch (openblas_get_parallel()) {
+  case 0:
+    return MHA_BLAS_THREADS_LOCKED;
+  case 2:
+    return MHA_BLAS_THREADS_OPENMP;
+  default:
+    return MHA_BLAS_THREADS_OWN;
   }
-  return bli_info_get_enable_threading && bli_info_get_enable_threading() ? MHA_BLAS_THREADS_OWN
-                                                                          : MHA_BLAS_THREADS_NONE;
+}
+
+mha_blas_threading mha_blas_threading_kind(void) {
+  if (openblas_get_parallel || blas_memory_alloc)
+    return openblas_threading();
+  const bool has_threads = bli_info_get_enable_threading ? bli_info_get_enable_threading() != 0
+                                                         : bli_thread_set_num_threads != NULL;
+  return has_threads ? MHA_BLAS_THREADS_OWN : MHA_BLAS_THREADS_NONE;
 }
 
 /* BLIS answers -1 unless its environment or a call has told it a count; it then uses one thread. */
@@ -378,7 +390,10 @@ static void find_name(void) {
   else if (bli_info_get_version_str)
     (void)snprintf(name, sizeof name, "BLIS %s", bli_info_get_version_str());
   else
-    (void)snprintf(name, sizeof name, "CBLAS of unknown vendor");
+    (void)snprintf(name, sizeof name, "%s",
+                   blas_memory_alloc            ? "OpenBLAS"
+                   : bli_thread_set_num_threads ? "BLIS"
+                                                : "CBLAS of unknown vendor");
 }
 
 const char *mha_blas_vendor(void) {

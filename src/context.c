@@ -165,6 +165,8 @@ static plan make_plan(const mha_weights *weights, const mha_call_size *size, int
   p.parts = mha_layout_add(&p.layout, sizeof(float), parts, 1, 1);
   p.workers = mha_layout_add(&p.layout, 1, tasks < n_threads ? tasks : n_threads,
                              (int64_t)p.worker_bytes, 1);
+  if (p.layout.bytes == 0) /* rows that go to a cache need none; arrays of no bytes lie somewhere */
+    (void)mha_layout_add(&p.layout, 1, 1, 1, 1);
   return p;
 }
 
@@ -243,6 +245,7 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   s->G = s->H; /* scratch depends on neither */
   s->d = s->dv;
   s->packed = shape.packed != 0;
+  s->windowed = true; /* the more parts */
   /* a call may bring more rows of its own than queries */
   size->key_rows = shape.cached ? mha_gathered_rows(s->B, INT64_MAX) : s->span;
   return MHA_OK;

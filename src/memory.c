@@ -1,5 +1,4 @@
-/* Owns memory: the only file that calls the C library's allocator, and the checked arithmetic that
- * comes before every allocation. */
+/* Owns memory: the only file that calls the C library's allocator, and the layout of arenas. */
 #include "memory.h"
 
 #include <stdlib.h>
@@ -46,20 +45,6 @@ void mha_memory_fetch(const float *data, int64_t rows, int64_t row_stride, int64
 #else
   (void)data, (void)rows, (void)row_stride, (void)columns;
 #endif
-}
-
-bool mha_multiply(int64_t a, int64_t b, int64_t *result) {
-  if (a < 0 || b < 0 || (b > 0 && a > INT64_MAX / b))
-    return false;
-  *result = a * b;
-  return true;
-}
-
-bool mha_add(int64_t a, int64_t b, int64_t *result) {
-  if (a < 0 || b < 0 || a > INT64_MAX - b)
-    return false;
-  *result = a + b;
-  return true;
 }
 
 size_t mha_layout_add(mha_layout *layout, size_t element_bytes, int64_t n1, int64_t n2,

@@ -1,10 +1,9 @@
-/* Memory: allocation through the caller's allocator, checked size arithmetic, arena layout. */
+/* Memory: allocation through the caller's allocator, arena layout. */
 #ifndef MHA_SRC_MEMORY_H
 #define MHA_SRC_MEMORY_H
 
+#include "arithmetic.h"
 #include "mha.h"
-
-#include <stdbool.h>
 
 /* Every block and every array in an arena begins at a cache line. */
 #define MHA_ALIGNMENT 64
@@ -20,18 +19,6 @@ void mha_memory_release(const mha_allocator *allocator, void *memory, size_t byt
 
 /* A hint that rows [rows][columns], row_stride apart, will be read soon. */
 void mha_memory_fetch(const float *data, int64_t rows, int64_t row_stride, int64_t columns);
-
-/* *result = a·b or a + b; false if that overflows or a or b is negative. */
-bool mha_multiply(int64_t a, int64_t b, int64_t *result);
-bool mha_add(int64_t a, int64_t b, int64_t *result);
-
-static inline int64_t mha_min(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-
-static inline int64_t mha_max(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
 
 /* The sizes of an arena's arrays, added up one after the other. Begin with {0}. */
 typedef struct mha_layout {

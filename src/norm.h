@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_NORM_H
 #define MHA_SRC_NORM_H
 
+#include "ieee.h"
 #include "mha.h"
 
 /* Normalises a row of Q or K [heads·d] in place, as the layer's config has it. weight is

@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_ROPE_H
 #define MHA_SRC_ROPE_H
 
+#include "ieee.h"
 #include "mha.h"
 
 /* frequencies[p] = rope_base^(-2p/rotary_size) for p in [0, rotary_size/2): the angle of pair p per

@@ -14,6 +14,11 @@
 #define MHA_CLONES
 #endif
 
+/* Products and sums may be fused, also across statements: it changes no more than a rounding. */
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#endif
+
 /* ---- exp ----
  * For x <= 0: exp(x) = 2^k · exp(r) with k = round(x / ln 2) and r = x - k·ln 2, |r| <= ln 2 / 2.
  * ln 2 is split in two so that k·LN2_HIGH is exact. exp(r) = 1 + r + r²·q(r) with q of degree 4,

@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_SOFTMAX_H
 #define MHA_SRC_SOFTMAX_H
 
+#include "ieee.h"
 #include "mha.h"
 
 #include <stdbool.h>

@@ -348,7 +348,7 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
 static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entries[N_MATRICES],
                           const mha_config *config, const mha_matrices *matrices,
                           mha_error *error) {
-  inner_widths widths;
+  inner_widths widths = {0};
   mha_status status = mha_read_struct(&layer->config, sizeof layer->config, MHA_FIRST_CONFIG,
                                       config, "config", error);
   if (!status)

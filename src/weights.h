@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_WEIGHTS_H
 #define MHA_SRC_WEIGHTS_H
 
+#include "ieee.h"
 #include "mha.h"
 
 #include <stdatomic.h>

@@ -105,6 +105,21 @@ static void a_long_sequence_takes_what_was_said(void **state) {
   test_release(&fixture);
 }
 
+/* Arrays without a number in them lie somewhere too: their places are found by adding to an
+ * address. */
+static void scratch_of_nothing_has_an_address(void **state) {
+  (void)state;
+  test_build(&fixture, &(test_case){.seed = 1, .Lq = 1, .H = 8, .d = 64});
+  mha_weights *weights = make_weights();
+  mha_context *context = make_context();
+  assert_true(bytes_for(context, weights, 0, 0, 0) > 0);
+  assert_true(bytes_for(context, NULL, 0, 0, 0) > 0);
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+  test_allocator_check(&fixture.allocator);
+  test_release(&fixture);
+}
+
 /* Sizes beyond any memory are answered or refused, and never wrap. */
 static void sizes_beyond_32_bits(void **state) {
   mha_error error;
@@ -134,6 +149,10 @@ static void sizes_beyond_32_bits(void **state) {
     assert_int_equal(bytes, 77);
     test_expect(mha_context_reserve(context, weights, &shape, &error), MHA_ERROR_OVERFLOW, &error);
   }
+  shape.batch = shape.query_length = shape.key_length = 1;
+  shape.value_head_size = INT64_MAX; /* one column more is wanted */
+  test_expect(mha_workspace_bytes(context, NULL, &shape, &bytes, &error), MHA_ERROR_OVERFLOW,
+              &error);
   mha_context_destroy(context);
   mha_weights_destroy(weights);
   test_allocator_check(&fixture.allocator);
@@ -526,6 +545,7 @@ int main(void) {
       cmocka_unit_test(scratch_grows_with_the_lengths_not_their_product),
       cmocka_unit_test(scratch_of_a_long_sequence_stays_under_100_mb),
       cmocka_unit_test(a_long_sequence_takes_what_was_said),
+      cmocka_unit_test(scratch_of_nothing_has_an_address),
       cmocka_unit_test(sizes_beyond_32_bits),
       cmocka_unit_test(after_a_reserve_a_call_allocates_nothing),
       cmocka_unit_test(a_reserve_holds_for_few_queries),

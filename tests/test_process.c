@@ -402,7 +402,7 @@ static void odd_parallel_for(void *user, int64_t n, mha_task *task, void *argume
 
 static void any_loop_gives_the_same_bits(void **state) {
   (void)state;
-  open_layer(4, test_small() ? 40 : 160);
+  open_layer(4, 160);
   for (int kind = BY_ONE; kind <= LATE; kind++) {
     odd_loop loop = {.kind = kind};
     mha_context_options options;

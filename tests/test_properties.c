@@ -451,6 +451,7 @@ static void call_one_sequence(int64_t b) {
   f->attention.offsets = NULL;
   f->attention.offset = f->offsets[b];
   f->args.batch = 1;
+  f->args.flags = MHA_ALLOW_EMPTY; /* a sequence may have no rows */
   f->args.query_length = f->q.length = Lq;
   f->args.key_length = f->k.length = f->v.length = Lk;
   f->args.query = f->q.data = test_at(&f->query, 0, first_query, 0, 0);

@@ -1,6 +1,6 @@
 # The C programs in README.md and docs/: every ```c block that begins with #include <mha.h> compiles
 # without a warning. One with `int main(void)` also runs, and has to end with 0; a main that takes
-# arguments is only linked.
+# arguments is only linked. One with OpenMP's pragmas compiles with -fopenmp alone, and is parallel.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 set(fence "```")
@@ -29,7 +29,16 @@ endmacro()
 # check_block(<name>): compiles ${WORK}/<name>.c, and what else its main asks for.
 function(check_block name)
   set(compile ${C_COMPILER} -std=c11 -pedantic-errors -Wall -Wextra -Wshadow -Wconversion -Werror
-              -fopenmp -pthread -I${SOURCE}/include ${WORK}/${name}.c)
+              -pthread -I${SOURCE}/include ${WORK}/${name}.c)
+  if(block MATCHES "#pragma omp")
+    run_failing("to be compiled with -fopenmp" ${compile} -fsyntax-only -Wno-unknown-pragmas)
+    list(APPEND compile -fopenmp)
+    run(ignored ${compile} -c -o ${WORK}/${name}.o)
+    file(STRINGS ${WORK}/${name}.o calls REGEX "GOMP_parallel|__kmpc_fork_call")
+    if(NOT calls)
+      fail("${name}.c is not parallel")
+    endif()
+  endif()
   if(NOT block MATCHES "\nint main\\(")
     run(ignored ${compile} -fsyntax-only)
   elseif(NOT SHARED)

@@ -34,7 +34,7 @@ refused("(libopenblas64.so) is built with 64-bit integers; ${install}"
         -DMHA_BLAS_LIBRARIES=${WORK}/libopenblas64.so
         -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR})
 refused("m cannot be linked or does not contain cblas_sgemm; ${install}"
-        -DMHA_BLAS_LIBRARIES=m -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR})
+        -DMHA_BLAS_LIBRARIES=m -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR} -DCMAKE_C_FLAGS=-O2)
 refused("of MHA_BLAS_LIBRARIES and MHA_BLAS_INCLUDE_DIR only one is given; ${install}"
         -DMHA_BLAS_LIBRARIES=m)
 refused("MHA_BLAS is ATLAS, which is none of auto, OpenBLAS, BLIS and Generic; ${install}"

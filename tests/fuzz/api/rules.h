@@ -1,0 +1,33 @@
+/* Who attends to whom, and what is asked for besides the output: mha_attention for a trial. */
+#ifndef MHA_TESTS_FUZZ_RULES_H
+#define MHA_TESTS_FUZZ_RULES_H
+
+#include "session.h"
+
+/* The call that the rules are for. */
+typedef struct fuzz_rules_for {
+  int64_t B, H, Lq, Lk; /* packed: B sequences in Lq and Lk rows */
+  bool packed, cached;
+  bool append_only;  /* nothing is attended to */
+  bool key_is_query; /* packed keys may then be left out */
+  int64_t window;    /* of a ring, otherwise 0 */
+} fuzz_rules_for;
+
+typedef struct fuzz_rules {
+  fuzz_rules_for to;
+  bool exist;                                                       /* false: NULL is given */
+  mha_attention rules;                                              /* without results */
+  int64_t *query_lengths, *key_lengths, *query_starts, *key_starts; /* in them, or NULL */
+  float *weights, *average, *log_sum_exp; /* results, for the runs that `asks` names */
+  int asks;
+  const mha_attention *given[2]; /* what the two runs get */
+} fuzz_rules;
+
+/* Chooses rules that hold, with results that only one of the runs may ask for. */
+void fuzz_choose_rules(fuzz_trial *trial, fuzz_rules *rules, const fuzz_rules_for *to);
+/* Makes one thing in them wrong. */
+void fuzz_spoil_rules(fuzz_trial *trial, fuzz_rules *rules);
+/* Makes what is given of them. */
+void fuzz_finish_rules(fuzz_trial *trial, fuzz_rules *rules);
+
+#endif
