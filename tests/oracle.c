@@ -47,21 +47,30 @@ static double weight_at(const oracle_matrix *matrix, int64_t i, int64_t o) {
   return matrix->out_in ? matrix->numbers[o * matrix->ld + i] : matrix->numbers[i * matrix->ld + o];
 }
 
+/* Row r of the result: every sum runs over `in` in its order, for all columns side by side. */
 void oracle_project(const oracle_matrix *matrix, const double *x, int64_t rows, int64_t in,
                     int64_t out, oracle_numbers y) {
-  for (int64_t r = 0; r < rows; r++)
+  const int64_t down = matrix->out_in ? 1 : matrix->ld, across = matrix->out_in ? matrix->ld : 1;
+  for (int64_t r = 0; r < rows; r++) {
+    double *restrict sum = y.value + r * out, *restrict size = y.bound + r * out;
     for (int64_t o = 0; o < out; o++) {
-      const double b = matrix->bias ? matrix->bias[o] : 0.0;
-      double sum = b, size = fabs(b);
       /* an identity step copies: nothing of the other columns enters, NaN included */
-      for (int64_t i = matrix->numbers ? 0 : o; i < (matrix->numbers ? in : o + 1); i++) {
-        const double term = x[r * in + i] * weight_at(matrix, i, o);
-        sum += term;
-        size += fabs(term);
-      }
-      y.value[r * out + o] = sum;
-      y.bound[r * out + o] = (double)(matrix->numbers ? in + 1 : (b != 0.0)) * u * size;
+      const double copied = matrix->numbers ? 0.0 : x[r * in + o];
+      const double b = matrix->bias ? matrix->bias[o] : 0.0;
+      sum[o] = b + copied;
+      size[o] = fabs(b) + fabs(copied);
     }
+    for (int64_t i = 0; matrix->numbers && i < in; i++)
+      for (int64_t o = 0; o < out; o++) {
+        const double term = x[r * in + i] * matrix->numbers[i * down + o * across];
+        sum[o] += term;
+        size[o] += fabs(term);
+      }
+    for (int64_t o = 0; o < out; o++) {
+      const bool biased = matrix->bias && matrix->bias[o] != 0.0;
+      size[o] *= (double)(matrix->numbers ? in + 1 : biased) * u;
+    }
+  }
 }
 
 static oracle_numbers rows_of(oracle_numbers numbers, int64_t first, int64_t width) {

@@ -385,7 +385,7 @@ static void b52_threads_do_not_change_bits(void **state) {
     float *lse = copy(fixture.lse, fixture.lse_n);
     for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
       mha_context *context = make_context(threads[t], 0);
-      const int repeats = threads[t] > 3 ? 5 : 20; /* teams above the CPUs are slow */
+      const int repeats = threads[t] > 3 ? 3 : 10; /* teams above the CPUs are slow */
       for (int repeat = 0; repeat < (test_small() ? 1 : repeats); repeat++) {
         call(context, weights);
         expect_bits_of(output, probabilities, lse);
@@ -740,9 +740,10 @@ static void a_child_of_a_busy_parent(void **state) {
 }
 
 /* A BLAS locks its buffers for a moment in each product: a child must not inherit such a lock held.
- * The shorter the calls the more often they pass there. */
+ * The shorter the calls the more often they pass there: without the wait before a fork, one child
+ * in fifteen hangs, where with 64 rows of 16 numbers it is one in seventy or more. */
 static void many_children_of_busy_parents(void **state) {
-  const test_case c = {.seed = 6, .Lq = 64, .H = 4, .d = 16, .source = TEST_SELF};
+  const test_case c = {.seed = 6, .Lq = 4, .H = 4, .d = 4, .source = TEST_SELF};
   pthread_t threads[2];
   worker workers[2];
   (void)state;
@@ -756,7 +757,7 @@ static void many_children_of_busy_parents(void **state) {
     assert_int_equal(pthread_create(&threads[t], NULL, keep_calling, &workers[t]), 0);
   }
   int status = 0;
-  for (int round = 0; round < (test_small() ? 5 : 400) && status == 0; round++) {
+  for (int round = 0; round < (test_small() ? 5 : 100) && status == 0; round++) {
     const pid_t child = fork();
     if (child == 0)
       _exit(child_calls(idle, weights, expected));
@@ -807,6 +808,10 @@ static void references_are_counted_from_any_thread(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(b49_thread_teams_do_not_multiply),
+      /* while there is little memory: a fork copies what tells where it is */
+      cmocka_unit_test(b46_a_child_computes_too),
+      cmocka_unit_test(a_child_of_a_busy_parent),
+      cmocka_unit_test(many_children_of_busy_parents),
       cmocka_unit_test(b41_many_callers_over_one_layer),
       cmocka_unit_test(many_callers_with_threads_of_their_own),
       cmocka_unit_test(b43_beside_products_of_others),
@@ -816,9 +821,6 @@ int main(void) {
       cmocka_unit_test(the_callers_pool_gives_the_same_bits),
       cmocka_unit_test(b45_the_count_is_held_and_restored),
       cmocka_unit_test(b45_the_count_is_restored_after_errors),
-      cmocka_unit_test(b46_a_child_computes_too),
-      cmocka_unit_test(a_child_of_a_busy_parent),
-      cmocka_unit_test(many_children_of_busy_parents),
       cmocka_unit_test(references_are_counted_from_any_thread),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,8 +40,9 @@ endfunction()
 foreach(name IN ITEMS forward attend few fixed_answers faults properties threads process rope generation)
   mha_test_again(${name} mha_tiny)
 endforeach()
-# tiny tiles need no long sequences
-set_tests_properties(few_tiny generation_tiny rope_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+# tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
+set_tests_properties(few_tiny generation_tiny rope_tiny process_tiny
+                     PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(name IN ITEMS forward attend few properties threads process generation)
   mha_test_again(${name} mha_plain)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
