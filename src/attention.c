@@ -135,7 +135,7 @@ static void locate_tile(task *t, int64_t index) {
   const mha_visibility *v = &t->core->visibility;
   mha_block *k = &t->block;
   const bool packed = v->query_starts != NULL;
-  int64_t slots = 0;
+  int64_t slots = 1; /* a task has one */
   (void)slots_per_head(v->B, v->Lq, packed, &slots);
   /* from behind: under a causal mask the last tiles have most to do and should not come last */
   const int64_t slot = slots - 1 - index % slots;
