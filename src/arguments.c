@@ -132,9 +132,10 @@ mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mh
 
 mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
                                mha_error *error) {
-  /* a stride that nobody steps by need not be one; where it could be, the next one follows from it */
-  const bool unused = shape->length <= 1 &&
-                      (shape->row_stride < shape->width || shape->row_stride > MHA_BLAS_MAX);
+  /* a stride that nobody steps by need not be one; where it could be, the next one follows from it
+   */
+  const bool unused =
+      shape->length <= 1 && (shape->row_stride < shape->width || shape->row_stride > MHA_BLAS_MAX);
   if (shape->row_stride == 0 || unused)
     shape->row_stride = shape->width;
   if (shape->batch <= 1)

@@ -105,11 +105,15 @@ typedef struct extents {
   int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
 } extents;
 
-/* A stride that nobody steps by need not be one; where it could be, the next one follows from it. */
+/* A stride that nobody steps by need not be one; where it could be, the next one follows from it.
+ */
 static void ignore_unused_strides(extents *e) {
-  e->row_stride = e->rows > 1 || e->row_stride > 0 ? e->row_stride : 0;
-  e->head_stride = e->heads > 1 || e->head_stride > 0 ? e->head_stride : 0;
-  e->batch_stride = e->batch > 1 ? e->batch_stride : 0;
+  if (e->rows <= 1 && e->row_stride < e->columns)
+    e->row_stride = 0;
+  if (e->heads <= 1 && e->head_stride < e->columns)
+    e->head_stride = 0;
+  if (e->batch <= 1)
+    e->batch_stride = 0;
 }
 
 /* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
