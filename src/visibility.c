@@ -105,12 +105,15 @@ typedef struct extents {
   int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
 } extents;
 
-/* A stride that nobody steps by need not be one; where it could be, the next one follows from it.
- */
+/* Whether a stride that nobody steps by could be one: the next one then follows from it. */
+static bool is_plausible(int64_t stride, const extents *e) {
+  return stride >= e->columns && stride <= INT32_MAX;
+}
+
 static void ignore_unused_strides(extents *e) {
-  if (e->rows <= 1 && e->row_stride < e->columns)
+  if (e->rows <= 1 && !is_plausible(e->row_stride, e))
     e->row_stride = 0;
-  if (e->heads <= 1 && e->head_stride < e->columns)
+  if (e->heads <= 1 && !is_plausible(e->head_stride, e))
     e->head_stride = 0;
   if (e->batch <= 1)
     e->batch_stride = 0;
