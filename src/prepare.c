@@ -47,7 +47,7 @@ static bool find_position(const mha_preparing *a, int64_t b, int64_t i, int64_t 
 mha_status mha_prepare_check(const mha_preparing *a, mha_error *error) {
   const mha_config *c = &a->weights->config;
   const int64_t last = mha_rope_last_position(c);
-  if (c->rope == MHA_ROPE_NONE)
+  if (c->rope == MHA_ROPE_NONE || a->shape.length == 0)
     return MHA_OK;
   for (int64_t b = 0; b < entry_count(a); b++) {
     int64_t first = 0;

@@ -105,18 +105,11 @@ typedef struct extents {
   int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
 } extents;
 
-/* Whether a stride that nobody steps by could be one: the next one then follows from it. */
-static bool is_plausible(int64_t stride, const extents *e) {
-  return stride >= e->columns && stride <= INT32_MAX;
-}
-
-static void ignore_unused_strides(extents *e) {
-  if (e->rows <= 1 && !is_plausible(e->row_stride, e))
-    e->row_stride = 0;
-  if (e->heads <= 1 && !is_plausible(e->head_stride, e))
-    e->head_stride = 0;
-  if (e->batch <= 1)
-    e->batch_stride = 0;
+/* What a stride stands for: 0 for the dense one; and where nobody steps by it, it need not be one,
+ * but where it could be, the next one follows from it. */
+static int64_t choose_stride(int64_t given, int64_t extent, int64_t dense) {
+  const bool counts = extent > 1 ? given != 0 : given >= dense && given <= INT32_MAX;
+  return counts ? given : dense;
 }
 
 /* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
@@ -132,17 +125,20 @@ static mha_status resolve_broadcast(const mha_visibility *v, extents e, const ch
   if (e.columns != v->Lk)
     return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
                     (long long)e.columns, (long long)v->Lk);
-  ignore_unused_strides(&e);
-  if (e.row_stride < 0 || e.head_stride < 0 || e.batch_stride < 0)
+  if ((e.row_stride < 0 && e.rows > 1) || (e.head_stride < 0 && e.heads > 1) ||
+      (e.batch_stride < 0 && e.batch > 1))
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",
                     name, (long long)e.batch_stride, (long long)e.head_stride,
                     (long long)e.row_stride);
-  const int64_t row = e.row_stride ? e.row_stride : e.columns;
-  int64_t head = e.head_stride;
-  int64_t batch = e.batch_stride;
-  if ((head == 0 && !mha_multiply(e.rows, row, &head)) ||
-      (batch == 0 && !mha_multiply(e.heads, head, &batch)))
+  const int64_t row = choose_stride(e.row_stride, e.rows, e.columns);
+  int64_t head = 0;
+  int64_t batch = 0;
+  bool fits = mha_multiply(e.rows, row, &head) || (e.heads > 1 && e.head_stride != 0);
+  head = choose_stride(e.head_stride, e.heads, head);
+  fits = fits && (mha_multiply(e.heads, head, &batch) || (e.batch > 1 && e.batch_stride != 0));
+  batch = choose_stride(e.batch_stride, e.batch, batch);
+  if (!fits)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "%s has %lld heads of %lld rows of %lld; rule: the product must not overflow",
                     name, (long long)e.heads, (long long)e.rows, (long long)row);
