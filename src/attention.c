@@ -135,8 +135,9 @@ static void locate_tile(task *t, int64_t index) {
   const mha_visibility *v = &t->core->visibility;
   mha_block *k = &t->block;
   const bool packed = v->query_starts != NULL;
-  int64_t slots = 1; /* a task has one */
+  int64_t slots = 0;
   (void)slots_per_head(v->B, v->Lq, packed, &slots);
+  slots = mha_max(slots, 1); /* there is a task, so there is one */
   /* from behind: under a causal mask the last tiles have most to do and should not come last */
   const int64_t slot = slots - 1 - index % slots;
   k->h = index / slots;
