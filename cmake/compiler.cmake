@@ -43,16 +43,20 @@ function(mha_compute_strictly target)
   endforeach()
 
   # What is linked with these gets an initialiser that flushes subnormals in the whole program that
-  # loads it. -Ofast is taken back by another -O alone, which means nothing else to the linker.
+  # loads it. -Ofast is taken back by another -O alone, which means nothing else to the linker. They
+  # stand among the libraries, since CMAKE_SHARED_LINKER_FLAGS come behind a target's link options
+  # with some generators, before them with others.
   set(link -fno-fast-math -fno-unsafe-math-optimizations -O2)
   check_linker_flag(C -mno-daz-ftz MHA_LINKER_HAS_mno_daz_ftz)
   if(MHA_LINKER_HAS_mno_daz_ftz)
     list(APPEND link -mno-daz-ftz)
   endif()
   list(JOIN compile " " compile)
-  list(JOIN link " " link)
   target_compile_options(${target} PRIVATE "SHELL:${compile}")
-  target_link_options(${target} PRIVATE "SHELL:${link}")
+  get_target_property(type ${target} TYPE)
+  if(NOT type STREQUAL "STATIC_LIBRARY") # not linked, and its users would get them
+    target_link_libraries(${target} PRIVATE ${link})
+  endif()
 endfunction()
 
 function(mha_link_with target flag)

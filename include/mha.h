@@ -443,6 +443,8 @@ typedef struct mha_context_options {
  * Contexts made in the child have threads again. If another thread was inside a call at that
  * moment, the child's BLAS stays at the one thread it was held at. A signal handler that forks in
  * the middle of a call waits for nobody; its child may do what POSIX allows there, such as exec.
+ * OpenBLAS's own handler waits for OpenBLAS's threads even there and may then hang: block such
+ * signals during calls, or set OPENBLAS_NUM_THREADS=1 and n_threads, so that it has no threads.
  */
 typedef struct mha_context mha_context;
 

@@ -1,7 +1,7 @@
 /* The process round a call: limits that keep threads away, forks in odd places, loops of the
  * caller's that do not do what they should. Whatever happens, the bits are the same and nothing is
  * printed. */
-#define _GNU_SOURCE 1 /* usleep, sched_setaffinity */
+#define _GNU_SOURCE 1 /* usleep, sched_setaffinity, setenv */
 #include "fixture.h"
 
 #include <pthread.h>
@@ -72,7 +72,7 @@ static int call(mha_context *context) {
 static const char *program;
 
 /* Runs this program again for one scenario, a number beside its name, and reads its stdout and
- * stderr; fails unless it ends by itself within a minute with status 0 and prints nothing. */
+ * stderr; fails unless it ends by itself within some minutes with status 0 and prints nothing. */
 static void expect_quiet_success(const char *scenario, long number) {
   int channel[2];
   char printed[400];
@@ -84,7 +84,10 @@ static void expect_quiet_success(const char *scenario, long number) {
   if (child == 0) {
     (void)dup2(channel[1], 1);
     (void)dup2(channel[1], 2);
-    (void)alarm(test_small() ? 600 : 60);
+    /* OpenBLAS's own fork handler waits for its threads, which may wait for a lock that the
+     * interrupted thread has: with that pool no library can help a signal handler that forks */
+    (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
+    (void)alarm(300);
     (void)execl(program, program, scenario, text, (char *)NULL);
     _exit(20);
   }
@@ -435,7 +438,7 @@ typedef struct scenario {
 static int run_scenario(const char *name, long number) {
   const scenario scenarios[] = {{"limit", calls_under_a_limit, 4, 160},
                                 {"many_threads", calls_with_many_threads, 2, 4096},
-                                {"many_callers", calls_by_many_callers, 1, 600},
+                                {"many_callers", calls_by_many_callers, 1, 400},
                                 {"interrupted", calls_interrupted_by_forks, 4, 160},
                                 {"real_time", real_time_forks, 4, 160}};
   int status = 21;
