@@ -3,7 +3,7 @@
 # package_install comes before all, since others wait for it.
 set(costs
     package_install:100
-    package_fast_math:45 package_layout:40 package_archive:30 package_deb:20
+    package_fast_math:45 package_layout:40 package_archive:80 package_deb:20
     properties:10 properties_tiny:12 threads:9 threads_tiny:14 process:25 generation:8
     check_blas_failure:14 package_subdirectory_c:12 package_subdirectory_static_c:10
     generation_tiny:5 generation_plain:5 forward:5 forward_tiny:5 flops:5 cli:8 check_by_hand:6

@@ -36,7 +36,9 @@ function(expect_use library_dir prefix)
 
   foreach(target IN LISTS ARGN)
     string(REGEX MATCH "static" component ${target})
-    run(ignored ${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/consume --fresh -G ${GENERATOR}
+    forget(${WORK}/consume)
+    file(REMOVE ${WORK}/consume/consumer)
+    run(ignored ${CMAKE_COMMAND} -S ${CONSUMER} -B ${WORK}/consume -G ${GENERATOR}
         -DCMAKE_C_COMPILER=${C_COMPILER} -DCONSUMER_LANGUAGES=C -DCONSUMER_TARGET=${target}
         -DCONSUMER_COMPONENTS=${component} "-Dmha_DIR=${library_dir}/cmake/mha"
         "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}" -DMHA_BLAS_INCLUDE_DIR=${BLAS_INCLUDE_DIR})
