@@ -520,9 +520,9 @@ typedef enum mha_stage {
 
 /**
  * A boolean mask: a nonzero byte lets query i attend to key j. Extents are 1 (the same for all) or
- * the full size; strides follow from the extents unless given (0 = not given), and one of an extent
- * of 1 does not count. Never expanded in memory. Bytes of keys that something else hides are not
- * looked at.
+ * the full size; strides follow from the extents and the strides inside unless given (0 = not
+ * given). One of an extent of 1 may be anything. Never expanded in memory. Bytes of keys that
+ * something else hides are not looked at.
  */
 typedef struct mha_mask {
   const uint8_t *data;  /**< [batch][heads][rows][columns], or NULL = no mask */
@@ -743,7 +743,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
  * Everything that a layer call can be given. Strides count elements, 0 = dense, so that
  * [L][B][E] fits too: batch stride E, row stride B·E. With packed input (attention->query_starts)
  * batch is the number of sequences, query_length and key_length are all rows together, and the
- * batch strides are not used. A stride counts only where its extent exceeds 1.
+ * batch strides are not used. A row stride of one row may be anything; a batch stride that is 0 is
+ * the row stride, if that is at least the width, times the rows.
  */
 typedef struct mha_forward_args {
   size_t struct_size;          /**< set by MHA_INIT */

@@ -68,9 +68,9 @@ typedef struct mha_rows_shape {
   int64_t batch_stride, row_stride;
 } mha_rows_shape;
 
-/* Replaces strides of 0, and those of extents of at most 1, by the dense ones and checks that BLAS
- * can take them; of an output also that no two of its elements share an address. `name` as in
- * "query". */
+/* Replaces strides of 0, and those that nobody steps by and that could be none, by the dense ones
+ * and checks that BLAS can take them; of an output also that no two of its elements share an
+ * address. `name` as in "query". */
 mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char *name,
                                mha_error *error);
 

@@ -324,7 +324,7 @@ void mha_blas_guard_leave(void) {
 }
 
 /* ---- fork ----
- * The lock of products needs no care: nobody is inside one. */
+ * Before a fork that waits, nobody is inside a product, so that the lock of products is free. */
 
 bool mha_blas_is_guarding(void) {
   return locking != 0;
@@ -352,9 +352,9 @@ void mha_blas_after_fork_in_child(void) {
 
 /* ---- how many may call ---- */
 
-/* What OpenBLAS maps for each thread that is in a product; where the system refuses it, it asks
- * again for ever. */
-#define OPENBLAS_BUFFER_BYTES ((size_t)128 << 20)
+/* What OpenBLAS maps for each thread that is in a product, and a little for how it does that; where
+ * the system refuses it, it asks again for ever. */
+#define OPENBLAS_BUFFER_BYTES ((size_t)129 << 20)
 
 /* OpenBLAS ends the process when more threads are in products than it was built for; the text of
  * its configuration tells the number. */
@@ -365,14 +365,19 @@ int32_t mha_blas_most_callers(void) {
   return n > 0 && n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
-static bool can_map(size_t bytes) {
-  void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+/* Whether there is room for the buffers of n threads at once, as if none were there yet: which of
+ * them are cannot be told, and a moment later somebody else may want some. */
+static bool has_room(size_t n) {
+  if (n > SIZE_MAX / OPENBLAS_BUFFER_BYTES)
+    return false;
+  const size_t bytes = n * OPENBLAS_BUFFER_BYTES;
+  void *memory =
+      mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return memory != MAP_FAILED && munmap(memory, bytes) == 0;
 }
 
-bool mha_blas_takes_callers(int n, int more) {
-  return n <= mha_blas_most_callers() &&
-         (!openblas_get_config || can_map((size_t)more * OPENBLAS_BUFFER_BYTES));
+bool mha_blas_takes_callers(int n) {
+  return n <= mha_blas_most_callers() && (!openblas_get_config || has_room((size_t)n));
 }
 
 /* ---- description ---- */

@@ -80,8 +80,8 @@ void mha_blas_after_fork_in_child(void);
 /* How many threads may be inside products at once. */
 int32_t mha_blas_most_callers(void);
 
-/* Whether n threads may be inside products at once, `more` of them more than ever before. */
-bool mha_blas_takes_callers(int n, int more);
+/* Whether n threads may be inside products at once, more than ever before. */
+bool mha_blas_takes_callers(int n);
 
 /* Vendor with version, and the core its kernels are made for; static or the BLAS's own text. */
 const char *mha_blas_vendor(void);

@@ -43,6 +43,10 @@ mha_status mha_call_run(const mha_call *call, const mha_context *context) {
 }
 
 mha_status mha_call_explain(mha_status status, mha_error *error) {
+  if (status == MHA_ERROR_MEMORY)
+    return mha_fail(error, status,
+                    "the BLAS finds no memory for its own buffers; rule: it needs some for each "
+                    "thread that multiplies");
   return status ? mha_fail(error, status,
                            "a product has a size or a stride beyond the BLAS's integer; rule: all "
                            "of them are at most %lld",

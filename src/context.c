@@ -42,10 +42,8 @@ static mha_status read_options(mha_context *context, const mha_context_options *
   context->threads.n = options.n_threads ? options.n_threads : default_threads();
   if (!context->threads.hold_blas || mha_blas_threading_kind() == MHA_BLAS_THREADS_LOCKED)
     context->threads.n = 1;
-  if (context->threads.n > MAX_THREADS)
-    context->threads.n = MAX_THREADS;
-  if (context->threads.n > mha_blas_most_callers())
-    context->threads.n = mha_blas_most_callers();
+  const int64_t most = mha_min(MAX_THREADS, mha_blas_most_callers());
+  context->threads.n = (int32_t)mha_min(context->threads.n, most);
   context->threads.parallel_for = options.parallel_for;
   context->threads.user = options.parallel_user;
   return MHA_OK;
@@ -61,10 +59,11 @@ mha_status mha_context_create(const mha_context_options *options, mha_context **
   status = read_options(&prepared, options, error);
   if (status)
     return status;
+  const bool needs_pool = prepared.threads.n > 1;
   mha_context *created = mha_memory_allocate(&prepared.allocator, sizeof *created);
-  if (created && prepared.threads.n > 1)
+  if (created && needs_pool)
     prepared.threads.pool = mha_pool_create(&prepared.allocator, prepared.threads.n);
-  if (!created || (prepared.threads.n > 1 && !prepared.threads.pool)) {
+  if (!created || (needs_pool && !prepared.threads.pool)) {
     mha_memory_release(&prepared.allocator, created, sizeof *created);
     return mha_fail(error, MHA_ERROR_MEMORY,
                     "the context and its %d threads need memory; rule: it must be there",

@@ -27,12 +27,12 @@ void mha_gate_nap(void) {
   (void)nanosleep(&moment, NULL);
 }
 
-/* The BLAS keeps what it needs for each thread that was ever inside; more than those must fit. */
+/* The BLAS keeps what it needs for as many threads as were ever inside at once. */
 static bool admit(int n) {
   int most = atomic_load(&admitted);
   if (n <= most)
     return true;
-  if (!mha_blas_takes_callers(n, n - most))
+  if (!mha_blas_takes_callers(n))
     return false;
   while (n > most && !atomic_compare_exchange_weak(&admitted, &most, n))
     continue;
@@ -53,7 +53,7 @@ mha_status mha_gate_enter(void) {
       return MHA_OK;
     step_out();
     if (!shut)
-      return atomic_load(&admitted) > 0 ? MHA_ERROR_BUSY : MHA_ERROR_MEMORY;
+      return n > 1 || atomic_load(&admitted) > 0 ? MHA_ERROR_BUSY : MHA_ERROR_MEMORY;
     while (atomic_load(&forking) > 0)
       mha_gate_nap();
   }

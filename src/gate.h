@@ -8,8 +8,8 @@
 #include <stdbool.h>
 
 /* Lets the calling thread in, as soon as nobody forks: MHA_OK, and it must leave. Otherwise
- * MHA_ERROR_BUSY: as many are inside as the BLAS can take; or MHA_ERROR_MEMORY: nobody is, and the
- * BLAS would find no memory to work in. */
+ * MHA_ERROR_BUSY: others are inside, or about to be, and the BLAS can take no more; or
+ * MHA_ERROR_MEMORY: nobody ever was, and the BLAS would find no memory to work in. */
 mha_status mha_gate_enter(void);
 void mha_gate_leave(void);
 

@@ -116,16 +116,17 @@ static mha_status run_all(mha_pool *pool, int32_t number) {
 }
 
 mha_status mha_pool_run_alone(mha_pool_job *job) {
-  for (int64_t index = 0; index < job->n_tasks;) {
+  int64_t index = 0;
+  while (index < job->n_tasks) {
     const mha_status status = mha_gate_enter();
     if (status == MHA_ERROR_MEMORY)
       return status;
     if (status) {
       mha_gate_nap();
-      continue;
+    } else {
+      job->run(job->argument, index++, 0);
+      mha_gate_leave();
     }
-    job->run(job->argument, index++, 0);
-    mha_gate_leave();
   }
   return MHA_OK;
 }
