@@ -520,7 +520,7 @@ static void ranges_are_bounded(void **state) {
     unsigned char fence[sizeof(mha_address_range)];
   } guarded = {.ranges = {.n = 0}};
   static const float numbers[1];
-  mha_error error;
+  mha_error error = {0};
   (void)state;
   memset(guarded.fence, 0x5a, sizeof guarded.fence);
   for (int i = 0; i < MHA_MAX_RANGES; i++)
