@@ -107,13 +107,31 @@ static void pair_of(const oracle_problem *p, int64_t pair, int64_t *first, int64
   *second = halves ? pair + p->rotary / 2 : 2 * pair + 1;
 }
 
+/* base^(-2·pair/rotary); the powers of one problem are asked for again and again. */
+static long double frequency(const oracle_problem *p, int64_t pair) {
+  enum { MOST = 512 };
+  static _Thread_local long double known[MOST];
+  static _Thread_local double base;
+  static _Thread_local int64_t rotary;
+  if (base != p->rope_base || rotary != p->rotary) {
+    memset(known, 0, sizeof known);
+    base = p->rope_base;
+    rotary = p->rotary;
+  }
+  if (pair < MOST && known[pair] > 0)
+    return known[pair];
+  const long double power =
+      powl((long double)p->rope_base, -2.0L * (long double)pair / (long double)p->rotary);
+  if (pair < MOST)
+    known[pair] = power;
+  return power;
+}
+
 void oracle_turn(const oracle_problem *p, int64_t position, double *x, double *bound) {
   for (int64_t pair = 0; pair < p->rotary / 2; pair++) {
     int64_t first = 0, second = 0;
     pair_of(p, pair, &first, &second);
-    const long double angle =
-        (long double)position *
-        powl((long double)p->rope_base, -2.0L * (long double)pair / (long double)p->rotary);
+    const long double angle = (long double)position * frequency(p, pair);
     const int64_t at = position * (p->rotary / 2) + pair;
     const double c = p->cosines ? p->cosines[at] : (double)cosl(angle);
     const double s = p->sines ? p->sines[at] : (double)sinl(angle);
