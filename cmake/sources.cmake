@@ -12,13 +12,15 @@ set(MHA_SOURCES
     src/norm.c
     src/rope.c
     src/forward.c
-    src/layer.c
-    src/call.c
+    src/forward_call.c
     src/attend.c
+    src/rules.c
+    src/reserve.c
+    src/workspace.c
     src/attention.c
     src/core.c
     src/cache.c
-    src/cached.c
+    src/cache_rows.c
     src/observe.c
     src/tiles.c
     src/visibility.c

@@ -1,7 +1,6 @@
 /* Owns the checks that every call makes of its arguments before it writes anything. */
 #include "arguments.h"
 
-#include "blas.h"
 #include "error.h"
 #include "memory.h"
 

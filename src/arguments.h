@@ -57,11 +57,6 @@ mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name
 /* Fails with MHA_ERROR_VALUE if one of the n sinks is NaN or +inf; NULL passes. */
 mha_status mha_require_sinks(const float *sinks, int64_t n, const char *name, mha_error *error);
 
-/* What the caller calls the sizes of a call, for messages about their product. */
-typedef struct mha_size_names {
-  const char *batch, *query_length, *key_length;
-} mha_size_names;
-
 /* The strides of an array [B][L][width] whose innermost stride is 1. */
 typedef struct mha_rows_shape {
   int64_t batch, length, width;

@@ -21,6 +21,9 @@ static inline bool mha_add(int64_t a, int64_t b, int64_t *result) {
   return true;
 }
 
+/* The largest extent or stride of an array that a product takes: CBLAS counts in int. */
+#define MHA_BLAS_MAX ((int64_t)INT32_MAX)
+
 static inline int64_t mha_min(int64_t a, int64_t b) {
   return a < b ? a : b;
 }

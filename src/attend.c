@@ -1,8 +1,10 @@
 /* Owns mha_attend: step 3 alone, on tensors that the caller projected. */
-#include "call.h"
+#include "attention.h"
 #include "error.h"
+#include "observe.h"
+#include "rules.h"
 #include "tensor.h"
-#include "weights.h"
+#include "workspace.h"
 
 static mha_heads heads_of(const float *data, const mha_tensor_shape *s) {
   const mha_heads heads = {data, s->batch_stride, s->row_stride, s->head_stride};
@@ -36,8 +38,9 @@ static bool output_overlaps_itself(const mha_tensor_shape *s) {
   return false;
 }
 
-static mha_status read_output(mha_call *call, const mha_attend_args *args,
-                              const mha_tensor_shape *q, int64_t dv, mha_error *error) {
+static mha_status read_output(mha_core *core, mha_address_ranges *ranges,
+                              const mha_attend_args *args, const mha_tensor_shape *q, int64_t dv,
+                              mha_error *error) {
   mha_tensor_shape s = *q;
   s.size = dv;
   s.batch_stride = args->output_batch_stride;
@@ -51,16 +54,16 @@ static mha_status read_output(mha_call *call, const mha_attend_args *args,
   if (!status && !args->output && s.batch > 0 && s.length > 0)
     status = mha_require(args->output, "args.output", error);
   if (!status)
-    status = mha_tensor_add_range(&call->ranges, &s, "args.output", args->output, true, error);
+    status = mha_tensor_add_range(ranges, &s, "args.output", args->output, true, error);
   if (!status && output_overlaps_itself(&s))
     status = mha_fail(error, MHA_ERROR_OVERLAP,
                       "args.output has batch, row and head strides %lld, %lld, %lld; rule: no two "
                       "elements of an output share an address",
                       (long long)s.batch_stride, (long long)s.row_stride, (long long)s.head_stride);
-  call->core.output = args->output;
-  call->core.output_batch_stride = s.batch_stride;
-  call->core.output_row_stride = s.row_stride;
-  call->core.output_head_stride = s.head_stride;
+  core->output = args->output;
+  core->output_batch_stride = s.batch_stride;
+  core->output_row_stride = s.row_stride;
+  core->output_head_stride = s.head_stride;
   return status;
 }
 
@@ -89,7 +92,7 @@ static mha_status check_fit(const mha_tensor_shape *q, const mha_tensor_shape *k
 /* Packed input is one long entry of n_sequences sequences. */
 static mha_status check_sequences(const mha_attend_args *args, const mha_attention *rules,
                                   const mha_tensor_shape *q, int64_t *B, mha_error *error) {
-  const bool packed = rules->query_starts != NULL;
+  const bool packed = mha_rules_are_packed(rules);
   *B = packed ? args->n_sequences : q->batch;
   if (!packed)
     return args->n_sequences == 0
@@ -102,8 +105,8 @@ static mha_status check_sequences(const mha_attend_args *args, const mha_attenti
                     (long long)q->batch);
   mha_status status = mha_require_at_least(args->n_sequences, 0, "args.n_sequences", error);
   if (!status && q->length > 0)
-    status = mha_require_meant(args->flags, args->n_sequences, "args.n_sequences",
-                               rules->query_starts, "attention.query_starts", error);
+    status = mha_require_meant(args->flags, args->n_sequences, "args.n_sequences", rules,
+                               "attention.query_starts", error);
   return status;
 }
 
@@ -130,24 +133,25 @@ static mha_status check_meant(const mha_attend_args *args, const mha_tensor *q, 
   return status;
 }
 
-static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tensor *k,
+static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tensor *k,
                             const mha_tensor *v, const mha_attend_args *given, mha_error *error) {
   mha_attend_args args;
   mha_attention rules;
+  mha_address_ranges all = {.n = 0};
+  mha_address_ranges *ranges = &all;
   mha_tensor_shape qs = {0};
   mha_tensor_shape ks = {0};
   mha_tensor_shape vs = {0};
-  mha_core *core = &call->core;
   mha_status status =
       mha_read_struct(&args, sizeof args, MHA_FIRST_ATTEND_ARGS, given, "args", error);
   if (!status)
-    status = mha_call_read_rules(&rules, args.attention, error);
+    status = mha_rules_read(&rules, args.attention, error);
   if (!status)
-    status = mha_tensor_read(q, "q", &qs, &call->ranges, error);
+    status = mha_tensor_read(q, "q", &qs, ranges, error);
   if (!status)
-    status = mha_tensor_read(k, "k", &ks, &call->ranges, error);
+    status = mha_tensor_read(k, "k", &ks, ranges, error);
   if (!status)
-    status = mha_tensor_read(v, "v", &vs, &call->ranges, error);
+    status = mha_tensor_read(v, "v", &vs, ranges, error);
   if (!status)
     status = check_fit(&qs, &ks, &vs, error);
   if (!status)
@@ -155,7 +159,7 @@ static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tenso
   if (!status)
     status = check_sequences(&args, &rules, &qs, &core->visibility.B, error);
   if (!status)
-    status = read_output(call, &args, &qs, vs.size, error);
+    status = read_output(core, ranges, &args, &qs, vs.size, error);
   if (status)
     return status;
   core->visibility.H = qs.heads;
@@ -168,30 +172,36 @@ static mha_status read_call(mha_call *call, const mha_tensor *q, const mha_tenso
   core->d = qs.size;
   core->dv = vs.size;
   const mha_core_defaults defaults = {mha_default_scale(qs.size), 0.0f, NULL};
-  return mha_call_apply_rules(call, &rules, false, &defaults, error);
+  status = mha_rules_apply(&rules, false, &defaults, core, ranges, error);
+  return status ? status : mha_ranges_check(ranges, error);
+}
+
+/* Between entering the context and leaving it. */
+static mha_status compute(mha_core *core, mha_context *context, mha_error *error) {
+  const mha_call_size size = {mha_core_cut_sizes(core), 0, {"q.batch", "q.length", "k.length"}};
+  /* packed rows behind the last sequence are written, also where there is none */
+  if ((size.core.B == 0 && !size.core.packed) || size.core.Lq == 0)
+    return MHA_OK;
+  mha_status status = mha_workspace_take(context, NULL, &size, core, NULL, error);
+  if (status)
+    return status;
+  status = mha_attention_run(core, &context->threads);
+  if (!status)
+    status = mha_observe(core, &context->threads);
+  return mha_explain(status, error);
 }
 
 mha_status mha_attend(mha_context *context, const mha_tensor *q, const mha_tensor *k,
                       const mha_tensor *v, const mha_attend_args *args, mha_error *error) {
-  mha_call call = {.ranges = {0}};
-  mha_workspace workspace;
+  mha_core core = {.G = 0};
   mha_status status = mha_require(context, "context", error);
   if (!status)
-    status = read_call(&call, q, k, v, args, error);
+    status = read_call(&core, q, k, v, args, error);
   if (!status)
     status = mha_context_enter(context, error);
   if (status)
     return status;
-  const mha_call_size size = {
-      mha_core_cut_sizes(&call.core), 0, {"q.batch", "q.length", "k.length"}};
-  /* packed rows behind the last sequence are written, also where there is none */
-  if ((size.core.B > 0 || size.core.packed) && size.core.Lq > 0) {
-    status = mha_context_workspace(context, NULL, &size, &workspace, error);
-    if (!status) {
-      mha_call_use_workspace(&call, &workspace);
-      status = mha_call_explain(mha_call_run(&call, context), error);
-    }
-  }
+  status = compute(&core, context, error);
   mha_context_leave(context);
   return status ? status : mha_succeed(error);
 }

@@ -69,19 +69,6 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   return at;
 }
 
-size_t mha_attention_scratch_bytes(const mha_cut_sizes *sizes, mha_layout *layout) {
-  (void)lay_out(sizes, layout);
-  return layout->bytes;
-}
-
-void mha_attention_use_scratch(mha_core *core, char *scratch, size_t scratch_bytes) {
-  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
-  mha_layout layout = {0};
-  core->scratch = scratch;
-  core->scratch_bytes = scratch_bytes;
-  core->scratch_at = lay_out(&sizes, &layout);
-}
-
 static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   const mha_scratch_offsets *at = &core->scratch_at;
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
@@ -105,7 +92,7 @@ static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
 }
 
 /* Few queries: at most one task for each head and part. */
-bool mha_attention_task_limit(const mha_cut_sizes *s, int64_t *tasks) {
+static bool task_limit(const mha_cut_sizes *s, int64_t *tasks) {
   const int64_t parts = mha_cut_most_parts(s->Lq, s->span, s->packed);
   if (parts > 0)
     return mha_multiply(s->B, s->H, tasks) && mha_multiply(*tasks, parts, tasks);
@@ -166,10 +153,39 @@ static bool part_rows(const mha_cut_sizes *s, int64_t *rows) {
          mha_multiply(*rows, mha_cut_most_parts(s->Lq, s->span, s->packed), rows);
 }
 
-bool mha_attention_parts_floats(const mha_cut_sizes *sizes, int64_t *floats) {
+static bool parts_floats(const mha_cut_sizes *sizes, int64_t *floats) {
   int64_t row = 0;
   return part_rows(sizes, floats) && mha_add(sizes->dv, 3, &row) &&
          mha_multiply(*floats, row, floats);
+}
+
+mha_attention_scratch mha_attention_plan(const mha_cut_sizes *s, int32_t n_threads,
+                                         mha_layout *layout) {
+  const int64_t entries = s->packed ? 1 : s->B;
+  mha_attention_scratch at;
+  mha_layout worker = {0};
+  int64_t tasks = 0;
+  int64_t parts = 0;
+  at.row_max = mha_layout_add(layout, sizeof(float), entries, s->H, s->Lq);
+  at.row_sum = mha_layout_add(layout, sizeof(float), entries, s->H, s->Lq);
+  (void)lay_out(s, &worker);
+  at.worker_bytes = worker.bytes;
+  layout->overflow |= worker.overflow || !task_limit(s, &tasks) || !parts_floats(s, &parts);
+  at.parts = mha_layout_add(layout, sizeof(float), parts, 1, 1);
+  at.workers = mha_layout_add(layout, 1, mha_min(tasks, n_threads), (int64_t)at.worker_bytes, 1);
+  return at;
+}
+
+void mha_attention_use(mha_core *core, char *arena, const mha_attention_scratch *at) {
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  mha_layout layout = {0};
+  core->cut = mha_cut_call(&sizes);
+  core->row_max = (float *)(void *)(arena + at->row_max);
+  core->row_sum = (float *)(void *)(arena + at->row_sum);
+  core->parts = (float *)(void *)(arena + at->parts);
+  core->scratch = arena + at->workers;
+  core->scratch_bytes = at->worker_bytes;
+  core->scratch_at = lay_out(&sizes, &layout);
 }
 
 static part_results part_results_of(const mha_core *core) {
@@ -588,7 +604,7 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
     return run_parts(&job, threads);
   const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_task_list list = {.work = attend_task, .job = &job, .operations = mha_core_operations(core)};
-  if (!mha_attention_task_limit(&sizes, &list.n_tasks))
+  if (!task_limit(&sizes, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
   clear_unowned_rows(core);
   /* the slots of no sequence at all have no entry */

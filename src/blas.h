@@ -46,9 +46,6 @@ static inline mha_view mha_view_row_block(mha_view view, int64_t first, int64_t 
 mha_status mha_blas_multiply(float alpha, mha_view a, mha_view b, float beta, float *c,
                              int64_t c_stride);
 
-/* The largest dimension or stride that mha_blas_multiply takes. */
-#define MHA_BLAS_MAX ((int64_t)INT32_MAX)
-
 /* How the BLAS uses threads. */
 typedef enum mha_blas_threading {
   MHA_BLAS_THREADS_NONE,   /* single-threaded, safe to call from several threads */

@@ -329,11 +329,11 @@ static mha_status check_entries(mha_cache *cache, const mha_cache_call *call, mh
   return MHA_OK;
 }
 
-static mha_status check_room(const mha_cache *cache, const mha_cached *cached, int64_t b,
+static mha_status check_room(const mha_cache *cache, const mha_cache_rows *cached, int64_t b,
                              mha_error *error) {
   const mha_cache_options *o = &cache->sizes;
-  const int64_t n = mha_cached_new(cached, b);
-  const int64_t before = mha_cached_before(cached, b);
+  const int64_t n = mha_cache_rows_new(cached, b);
+  const int64_t before = mha_cache_rows_before(cached, b);
   int64_t after = 0;
   if (o->window > 0 && n > o->capacity - o->window - o->rollback + 1)
     return mha_fail(error, MHA_ERROR_LENGTH,
@@ -350,15 +350,15 @@ static mha_status check_room(const mha_cache *cache, const mha_cached *cached, i
 }
 
 /* What the caller says of batch entry b: how long it is by now, and what comes. */
-static mha_status check_lengths(const mha_cache_call *call, const mha_cached *cached, int64_t b,
+static mha_status check_lengths(const mha_cache_call *call, const mha_cache_rows *cached, int64_t b,
                                 mha_error *error) {
-  if (call->expected_lengths && call->expected_lengths[b] != mha_cached_before(cached, b))
+  if (call->expected_lengths && call->expected_lengths[b] != mha_cache_rows_before(cached, b))
     return mha_fail(
         error, MHA_ERROR_LENGTH,
         "%sexpected_lengths[%lld] is %lld, but entry %lld of the cache has %lld tokens; "
         "rule: they agree, mha_cache_reset starts an entry again",
         call->prefix, (long long)b, (long long)call->expected_lengths[b],
-        (long long)mha_cached_entry(cached, b), (long long)mha_cached_before(cached, b));
+        (long long)mha_cache_rows_entry(cached, b), (long long)mha_cache_rows_before(cached, b));
   if (call->new_lengths && (call->new_lengths[b] < 0 || call->new_lengths[b] > call->rows))
     return mha_fail(error, MHA_ERROR_LENGTH,
                     "%snew_lengths[%lld] is %lld; rule: between 0 and the %lld rows given",
@@ -367,17 +367,17 @@ static mha_status check_lengths(const mha_cache_call *call, const mha_cached *ca
   return MHA_OK;
 }
 
-mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cached *cached,
+mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cache_rows *cached,
                               mha_error *error) {
-  const mha_cached described = {.lengths = cache->lengths,
-                                .highest = cache->highest,
-                                .entries = call->entries,
-                                .new_lengths = call->new_lengths,
-                                .new_rows = call->rows,
-                                .append = call->append,
-                                .capacity = cache->sizes.capacity,
-                                .ring = cache->sizes.window > 0,
-                                .window = cache->sizes.window};
+  const mha_cache_rows described = {.lengths = cache->lengths,
+                                    .highest = cache->highest,
+                                    .entries = call->entries,
+                                    .new_lengths = call->new_lengths,
+                                    .new_rows = call->rows,
+                                    .append = call->append,
+                                    .capacity = cache->sizes.capacity,
+                                    .ring = cache->sizes.window > 0,
+                                    .window = cache->sizes.window};
   *cached = described;
   mha_status status = check_entries(cache, call, error);
   for (int64_t b = 0; !status && b < call->B; b++) {
@@ -388,12 +388,12 @@ mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_
   return status;
 }
 
-static void copy_in(float *numbers, const mha_cached *cached, const float *data,
+static void copy_in(float *numbers, const mha_cache_rows *cached, const float *data,
                     const mha_tensor_shape *s) {
   const int64_t width = s->heads * s->size;
   for (int64_t b = 0; b < s->batch; b++) {
-    for (int64_t i = 0; i < mha_cached_new(cached, b); i++) {
-      float *to = numbers + mha_cached_place(cached, b, i) * width;
+    for (int64_t i = 0; i < mha_cache_rows_new(cached, b); i++) {
+      float *to = numbers + mha_cache_rows_place(cached, b, i) * width;
       const float *from = data + b * s->batch_stride + i * s->row_stride;
       for (int64_t h = 0; h < s->heads; h++)
         memcpy(to + h * s->size, from + h * s->head_stride, (size_t)s->size * sizeof *to);
@@ -407,7 +407,7 @@ static mha_tensor_shape dense_rows(int64_t B, int64_t rows, int64_t heads, int64
   return shape;
 }
 
-void mha_cache_store(mha_cache *cache, const mha_cached *cached, int64_t B, const float *k,
+void mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B, const float *k,
                      const float *v) {
   const mha_cache_options *o = &cache->sizes;
   const mha_tensor_shape ks = dense_rows(B, cached->new_rows, o->n_kv_heads, o->head_size);
@@ -416,10 +416,10 @@ void mha_cache_store(mha_cache *cache, const mha_cached *cached, int64_t B, cons
   copy_in(cache->values, cached, v, &vs);
 }
 
-void mha_cache_commit(mha_cache *cache, const mha_cached *cached, int64_t B) {
+void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B) {
   for (int64_t b = 0; b < B; b++) {
-    const int64_t entry = mha_cached_entry(cached, b);
-    cache->lengths[entry] = mha_cached_after(cached, b);
+    const int64_t entry = mha_cache_rows_entry(cached, b);
+    cache->lengths[entry] = mha_cache_rows_after(cached, b);
     cache->highest[entry] = mha_max(cache->highest[entry], cache->lengths[entry]);
   }
 }
@@ -452,7 +452,7 @@ mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_ten
   mha_address_ranges ranges = {.n = 0};
   mha_tensor_shape ks = {0};
   mha_tensor_shape vs = {0};
-  mha_cached cached;
+  mha_cache_rows cached;
   mha_status status = mha_require(cache, "cache", error);
   if (!status)
     status = mha_tensor_read(k, "k", &ks, &ranges, error);

@@ -3,7 +3,7 @@
 #define MHA_SRC_CACHE_H
 
 #include "arguments.h"
-#include "cached.h"
+#include "cache_rows.h"
 #include "mha.h"
 
 #include <stdatomic.h>
@@ -38,15 +38,15 @@ typedef struct mha_cache_call {
 
 /* Checks a call's entries, lengths and room, and describes what it sees. The cache has been
  * entered, to change it if the call appends. */
-mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cached *cached,
+mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cache_rows *cached,
                               mha_error *error);
 
 /* Copies a call's rows, [B][rows][G·d] and [B][rows][G·dv], to their places. */
-void mha_cache_store(mha_cache *cache, const mha_cached *cached, int64_t B, const float *k,
+void mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B, const float *k,
                      const float *v);
 
 /* The rows that the call brought count from now on. */
-void mha_cache_commit(mha_cache *cache, const mha_cached *cached, int64_t B);
+void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B);
 
 /* Adds the cache's memory to a call's ranges; as outputs if the call changes it. */
 mha_status mha_cache_ranges(const mha_cache *cache, bool change, mha_address_ranges *ranges,

@@ -1,34 +1,11 @@
-/* Owns the description of step 3: scale, softcap and sinks, the views of each head's rows, and the
- * product that makes scores. */
+/* Owns the description of step 3: the views of each head's rows, and the two products. */
 #include "core.h"
 
-#include "error.h"
 #include "memory.h"
 #include "parallel.h"
 #include "softmax.h"
 
 #include <math.h>
-
-/* ---- rules ---- */
-
-mha_status mha_core_rules(mha_core *core, const mha_attention *rules,
-                          const mha_core_defaults *defaults, mha_error *error) {
-  const bool own_softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f;
-  core->scale = rules->flags & MHA_SCALE ? rules->scale : defaults->scale;
-  core->softcap = own_softcap ? rules->softcap : defaults->softcap;
-  core->sinks = rules->sinks ? rules->sinks : defaults->sinks;
-  mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
-                                        "attention.flags", error);
-  if (!status)
-    status = mha_require_finite(core->scale, "attention.scale", error);
-  if (!status)
-    status = mha_require_finite(core->softcap, "attention.softcap", error);
-  if (!status && core->softcap < 0.0f)
-    return mha_fail(error, MHA_ERROR_VALUE, "attention.softcap is %g; rule: at least 0",
-                    (double)core->softcap);
-  return status ? status
-                : mha_require_sinks(rules->sinks, core->visibility.H, "attention.sinks", error);
-}
 
 /* ---- addresses ---- */
 
@@ -57,8 +34,8 @@ static mha_view query_rows(const mha_core *core, int64_t b, int64_t h, int64_t i
 static mha_view key_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
                          mha_range keys, int64_t size) {
   const mha_visibility *v = &core->visibility;
-  const int64_t entry = v->cached ? mha_cached_entry(v->cached, b) : b;
-  const int64_t row = v->cached ? mha_cached_row(v->cached, keys.begin) : keys.begin;
+  const int64_t entry = v->cached ? mha_cache_rows_entry(v->cached, b) : b;
+  const int64_t row = v->cached ? mha_cache_rows_row(v->cached, keys.begin) : keys.begin;
   const int64_t g = h / (v->H / core->G);
   const float *data = heads->data +
                       entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),

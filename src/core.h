@@ -16,6 +16,14 @@ typedef struct mha_scratch_offsets {
   size_t scores, correction, poison, values, kinds;
 } mha_scratch_offsets;
 
+/* What is wanted besides the output. */
+typedef struct mha_wanted {
+  float *weights; /* [B][H][Lq][Lk] at `stage`, or NULL */
+  mha_stage stage;
+  float *average;     /* [B][Lq][Lk] after softmax, or NULL */
+  float *log_sum_exp; /* [B][H][Lq], or NULL */
+} mha_wanted;
+
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   mha_visibility visibility;
@@ -26,23 +34,14 @@ typedef struct mha_core {
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float scale, softcap;
   const float *sinks; /* [H] or NULL */
-  float *row_max;     /* [B][H][Lq], of the final scores; -inf = the query sees no key */
-  float *row_sum;     /* [B][H][Lq], of exp(score - max), without the sink */
-  float *parts;       /* few queries: results of the parts, mha_attention_parts_floats */
-  char *scratch;      /* mha_attention_scratch_bytes for each worker, one after the other */
+  mha_wanted wanted;
+  float *row_max; /* [B][H][Lq], of the final scores; -inf = the query sees no key */
+  float *row_sum; /* [B][H][Lq], of exp(score - max), without the sink */
+  float *parts;   /* few queries: results of the parts, see parts in attention.c */
+  char *scratch;  /* one part for each worker, one after the other */
   size_t scratch_bytes;
   mha_scratch_offsets scratch_at;
 } mha_core;
-
-/* A layer's own rules, which hold where a call does not override them. */
-typedef struct mha_core_defaults {
-  float scale, softcap;
-  const float *sinks; /* [H] or NULL; checked */
-} mha_core_defaults;
-
-/* Takes scale, softcap and sinks over from `rules`. */
-mha_status mha_core_rules(mha_core *core, const mha_attention *rules,
-                          const mha_core_defaults *defaults, mha_error *error);
 
 /* Floating-point operations of the core's products, masks left aside. */
 double mha_core_operations(const mha_core *core);

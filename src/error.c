@@ -1,6 +1,8 @@
 /* Owns statuses and messages. */
 #include "error.h"
 
+#include "arithmetic.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -71,4 +73,16 @@ mha_status mha_succeed(mha_error *error) {
     error->message[0] = '\0';
   }
   return MHA_OK;
+}
+
+mha_status mha_explain(mha_status status, mha_error *error) {
+  if (status == MHA_ERROR_MEMORY)
+    return mha_fail(error, status,
+                    "the BLAS finds no memory for its own buffers; rule: it needs some for each "
+                    "thread that multiplies");
+  return status ? mha_fail(error, status,
+                           "a product has a size or a stride beyond the BLAS's integer; rule: all "
+                           "of them are at most %lld",
+                           (long long)MHA_BLAS_MAX)
+                : MHA_OK;
 }

@@ -16,6 +16,10 @@
  * A message is one sentence: the argument, the value received, "; rule: " and the rule. */
 mha_status mha_fail(mha_error *error, mha_status status, const char *format, ...) MHA_PRINTF(3, 4);
 
+/* The sentence for a status that came out of computing, not of reading the arguments; MHA_OK
+ * passes. */
+mha_status mha_explain(mha_status status, mha_error *error);
+
 /* Stores MHA_OK and an empty message; returns MHA_OK. */
 mha_status mha_succeed(mha_error *error);
 

@@ -6,7 +6,8 @@
  *   4. concatenate   the blocks side by side are concat [B·Lq][H·dv]: a stride again
  *   5. project out   output = concat·Wo + bo   [B·Lq][Eo]                                      */
 #include "error.h"
-#include "layer.h"
+#include "forward_call.h"
+#include "observe.h"
 #include "project.h"
 #include "trace.h"
 
@@ -16,10 +17,10 @@
 
 /* 1. Q, K and V in one list of panels. Keys beyond their lengths are not touched; with a cache the
  * new ones go straight into their rows of it, unless it is better to gather them first. */
-static mha_status project_inputs(mha_layer_call *c) {
+static mha_status project_inputs(mha_forward_call *c) {
   const mha_weights *w = c->weights;
-  const mha_cached *cached = c->gather ? NULL : c->call.core.visibility.cached;
-  const mha_live_rows keys = mha_layer_live_keys(c);
+  const mha_cache_rows *cached = c->gather ? NULL : c->core.visibility.cached;
+  const mha_live_rows keys = mha_forward_call_live_keys(c);
   float *partial = c->workspace.partial;
   const mha_projecting query = {.projection = &w->query,
                                 .partial = partial,
@@ -27,7 +28,7 @@ static mha_status project_inputs(mha_layer_call *c) {
                                 .y = c->workspace.q,
                                 .x_shape = c->query,
                                 .y_shape = c->q,
-                                .live = mha_layer_live_queries(c)};
+                                .live = mha_forward_call_live_queries(c)};
   partial += mha_partial_floats(&w->query);
   const mha_projecting key = {.projection = &w->key,
                               .partial = partial,
@@ -58,7 +59,7 @@ static mha_status project_inputs(mha_layer_call *c) {
 }
 
 /* Still 1., where the layer has them: RMS normalisation of Q and K, then rotary positions. */
-static mha_status prepare_inputs(const mha_layer_call *c) {
+static mha_status prepare_inputs(const mha_forward_call *c) {
   mha_preparing arrays[2];
   int n = 0;
   if (c->attends)
@@ -78,7 +79,7 @@ static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int6
 }
 
 /* The same of a cache's keys or values: [n_entries][capacity][G·size]. */
-static mha_heads split_cached_heads(const mha_layer_call *c, const float *data,
+static mha_heads split_cached_heads(const mha_forward_call *c, const float *data,
                                     const mha_rows_shape *rows, int64_t size) {
   const mha_heads heads = {data, c->cached.capacity * rows->width, rows->width, size};
   return heads;
@@ -86,8 +87,8 @@ static mha_heads split_cached_heads(const mha_layer_call *c, const float *data,
 
 /* 3. Every head of every entry. O_h [Lq][dv] goes where the concatenation wants it: its rows H·dv
  * apart, the next head dv further. */
-static mha_status attend(mha_layer_call *c) {
-  mha_core *core = &c->call.core;
+static mha_status attend(mha_forward_call *c) {
+  mha_core *core = &c->core;
   core->q = split_heads(c->workspace.q, &c->q, core->d);
   core->k = split_heads(c->workspace.k, &c->k, core->d);
   core->v = split_heads(c->workspace.v, &c->v, core->dv);
@@ -99,16 +100,17 @@ static mha_status attend(mha_layer_call *c) {
   core->output_batch_stride = c->concat.batch_stride;
   core->output_row_stride = c->concat.row_stride;
   core->output_head_stride = core->dv;
-  return mha_call_run(&c->call, c->context);
+  const mha_status status = mha_attention_run(core, &c->context->threads);
+  return status ? status : mha_observe(core, &c->context->threads);
 }
 
 /* 4. [B][Lq][H][dv] seen as [B][Lq][H·dv]: nothing to do but to look at it so. */
-static const float *concatenate_heads(const mha_layer_call *c) {
-  return c->call.core.output;
+static const float *concatenate_heads(const mha_forward_call *c) {
+  return c->core.output;
 }
 
 /* 5. Rows that were not computed count as zeros: they get the bias. */
-static mha_status project_output(mha_layer_call *c, const float *concat) {
+static mha_status project_output(mha_forward_call *c, const float *concat) {
   const mha_projecting output = {
       .projection = &c->weights->output,
       .partial = c->workspace.partial,
@@ -116,7 +118,7 @@ static mha_status project_output(mha_layer_call *c, const float *concat) {
       .y = c->args.output,
       .x_shape = c->concat,
       .y_shape = c->output,
-      .live = mha_layer_live_queries(c),
+      .live = mha_forward_call_live_queries(c),
       .accumulate = c->args.accumulate != 0,
       .fill = true,
   };
@@ -133,26 +135,26 @@ static void clear_rows(float *data, const mha_rows_shape *shape, mha_live_rows l
              (size_t)shape->width * sizeof *data);
 }
 
-static void trace_inputs(const mha_layer_call *c) {
+static void trace_inputs(const mha_forward_call *c) {
   if (!c->context->trace)
     return;
-  clear_rows(c->workspace.q, &c->q, mha_layer_live_queries(c));
+  clear_rows(c->workspace.q, &c->q, mha_forward_call_live_queries(c));
   mha_trace_rows(c->context, "Q", c->workspace.q, &c->q);
   if (c->in_cache) /* mha_cache_view shows them */
     return;
-  clear_rows(c->workspace.k, &c->k, mha_layer_live_keys(c));
-  clear_rows(c->workspace.v, &c->v, mha_layer_live_keys(c));
+  clear_rows(c->workspace.k, &c->k, mha_forward_call_live_keys(c));
+  clear_rows(c->workspace.v, &c->v, mha_forward_call_live_keys(c));
   mha_trace_rows(c->context, "K", c->workspace.k, &c->k);
   mha_trace_rows(c->context, "V", c->workspace.v, &c->v);
 }
 
-static void trace_heads(const mha_layer_call *c) {
-  const mha_core *core = &c->call.core;
+static void trace_heads(const mha_forward_call *c) {
+  const mha_core *core = &c->core;
   const mha_visibility *v = &core->visibility;
-  if (c->call.results.weights) {
+  if (c->core.wanted.weights) {
     const int64_t shape[4] = {v->B, v->H, v->Lq, v->Lk};
     const int64_t strides[4] = {v->H * v->Lq * v->Lk, v->Lq * v->Lk, v->Lk, 1};
-    mha_trace_view(c->context, "weights", c->call.results.weights, shape, strides);
+    mha_trace_view(c->context, "weights", c->core.wanted.weights, shape, strides);
   }
   const int64_t shape[4] = {c->concat.batch, v->H, v->Lq, core->dv};
   const int64_t strides[4] = {core->output_batch_stride, core->output_head_stride,
@@ -162,7 +164,7 @@ static void trace_heads(const mha_layer_call *c) {
 
 /* ---- the call ---- */
 
-static mha_status run_steps(mha_layer_call *c) {
+static mha_status run_steps(mha_forward_call *c) {
   mha_status status = project_inputs(c);
   if (!status)
     status = prepare_inputs(c);
@@ -183,45 +185,45 @@ static mha_status run_steps(mha_layer_call *c) {
 }
 
 /* Between entering the context and leaving it. */
-static mha_status compute(mha_layer_call *c, mha_error *error) {
+static mha_status compute(mha_forward_call *c, mha_error *error) {
   mha_status status = mha_context_enter(c->context, error);
   if (status)
     return status;
-  if (mha_layer_has_work(c)) {
-    status = mha_layer_take_workspace(c, error);
+  if (mha_forward_call_has_work(c)) {
+    status = mha_forward_call_take_workspace(c, error);
     if (!status)
-      status = mha_call_explain(run_steps(c), error);
+      status = mha_explain(run_steps(c), error);
   }
   mha_context_leave(c->context);
   return status;
 }
 
 static mha_status forward(mha_context *context, const mha_weights *weights,
-                          const mha_forward_args *args, const mha_layer_names *names,
+                          const mha_forward_args *args, const mha_forward_names *names,
                           mha_error *error) {
-  mha_layer_call c = {.names = names, .weights = weights, .context = context};
+  mha_forward_call c = {.names = names, .weights = weights, .context = context};
   mha_status status = mha_require(context, "context", error);
   if (!status)
     status = mha_require(weights, "weights", error);
   if (status)
     return status;
-  status = mha_layer_read(&c, args, error);
+  status = mha_forward_call_read(&c, args, error);
   if (!status)
     status = compute(&c, error);
-  mha_layer_end(&c, status == MHA_OK);
+  mha_forward_call_end(&c, status == MHA_OK);
   return status ? status : mha_succeed(error);
 }
 
 mha_status mha_forward(mha_context *context, const mha_weights *weights,
                        const mha_forward_args *args, mha_error *error) {
-  const mha_layer_names names = {
+  const mha_forward_names names = {
       {"args.batch", "args.query_length", "args.key_length"}, "args.query", "args.output", "query"};
   return forward(context, weights, args, &names, error);
 }
 
 mha_status mha_self_attention(mha_context *context, const mha_weights *weights, const float *x,
                               int64_t batch, int64_t length, float *output, mha_error *error) {
-  const mha_layer_names names = {{"batch", "length", "length"}, "x", "output", "row"};
+  const mha_forward_names names = {{"batch", "length", "length"}, "x", "output", "row"};
   mha_forward_args args;
   MHA_INIT(&args);
   args.flags = MHA_ALLOW_EMPTY; /* sizes that are parameters are not forgotten */

@@ -6,47 +6,11 @@
  * so that asking cannot change a bit of the output and costs no L×L buffer but the caller's. */
 #include "observe.h"
 
-#include "error.h"
+#include "attention.h"
 #include "softmax.h"
 
 #include <math.h>
 #include <string.h>
-
-mha_status mha_results_init(mha_results *results, const mha_attention *rules,
-                            const mha_visibility *v, mha_address_ranges *ranges, mha_error *error) {
-  if (rules->weights_stage < MHA_STAGE_WEIGHTS || rules->weights_stage > MHA_STAGE_FINAL)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "attention.weights_stage is %d; rule: a value of mha_stage",
-                    (int)rules->weights_stage);
-  results->weights = rules->weights;
-  results->stage = (mha_stage)rules->weights_stage;
-  results->average = rules->average;
-  results->log_sum_exp = rules->log_sum_exp;
-  int64_t rows = 0;      /* B·Lq */
-  int64_t head_rows = 0; /* B·H·Lq */
-  int64_t cells = 0;     /* B·Lq·Lk */
-  int64_t head_cells = 0;
-  if (!mha_multiply(v->query_starts ? 1 : v->B, v->Lq, &rows) ||
-      !mha_multiply(rows, v->H, &head_rows) ||
-      (results->average && !mha_multiply(rows, v->Lk, &cells)) ||
-      (results->weights && !mha_multiply(head_rows, v->Lk, &head_cells)))
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "%s has %lld x %lld x %lld x %lld elements; rule: the product "
-                    "must not overflow",
-                    results->weights   ? "attention.weights"
-                    : results->average ? "attention.average"
-                                       : "the log-sum-exp",
-                    (long long)v->B, (long long)v->H, (long long)v->Lq, (long long)v->Lk);
-  mha_status status = mha_ranges_add(ranges, "attention.weights", results->weights, head_cells,
-                                     sizeof(float), true, error);
-  if (!status)
-    status = mha_ranges_add(ranges, "attention.average", results->average, cells, sizeof(float),
-                            true, error);
-  if (!status)
-    status = mha_ranges_add(ranges, "attention.log_sum_exp", results->log_sum_exp, head_rows,
-                            sizeof(float), true, error);
-  return status;
-}
 
 /* ---- log-sum-exp ---- */
 
@@ -60,12 +24,6 @@ static void write_log_sum_exp(const mha_core *core, float *log_sum_exp) {
 }
 
 /* ---- weights ---- */
-
-typedef struct observation {
-  const mha_core *core;
-  const mha_results *results;
-  int64_t tiles; /* query tiles per entry */
-} observation;
 
 /* A block of queries as the core takes it, of which `live` of each head are within the entry's
  * length; its scores are scratch for one key tile. */
@@ -185,39 +143,44 @@ static void fill(float *to, int64_t n, float value) {
 }
 
 /* The block's heads into the weights, each [Lq][Lk]. */
-static mha_status observe_weights(observed_tile *t, const mha_results *results) {
+static mha_status observe_weights(observed_tile *t) {
+  const mha_wanted *wanted = &t->core->wanted;
   const mha_visibility *v = &t->core->visibility;
   const mha_block *q = &t->block;
-  const delivery d = {results->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
-  t->stage = results->stage;
+  const delivery d = {wanted->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
+  t->stage = wanted->stage;
   for (int64_t k = 0; k < q->heads; k++)
     fill(d.into + k * v->Lq * v->Lk, q->n * v->Lk, hidden_value(t->stage));
   return observe_block(t, &d);
 }
 
+static int64_t tiles_per_entry(const mha_core *core) {
+  return (core->visibility.Lq + core->cut.queries - 1) / core->cut.queries;
+}
+
 /* One task: a tile of queries of one entry, all heads in order, so that the average always adds up
  * in the same order. */
 static mha_status observe_task(void *job, int64_t index, int32_t worker) {
-  const observation *o = job;
-  const mha_core *core = o->core;
+  const mha_core *core = job;
   const mha_visibility *v = &core->visibility;
-  const mha_results *results = o->results;
-  observed_tile t = {.core = core, .block = {.b = index / o->tiles}};
+  const mha_wanted *wanted = &core->wanted;
+  const int64_t tiles = tiles_per_entry(core);
+  observed_tile t = {.core = core, .block = {.b = index / tiles}};
   mha_block *q = &t.block;
-  q->i = index % o->tiles * core->cut.queries;
+  q->i = index % tiles * core->cut.queries;
   q->n = mha_min(v->Lq - q->i, core->cut.queries);
   q->scores = mha_attention_scores(core, worker, &q->score_stride);
   t.live = mha_min(mha_query_count(v, q->b) - q->i, q->n);
   delivery average = {NULL, true};
-  if (results->average)
-    average.into = results->average + (q->b * v->Lq + q->i) * v->Lk;
+  if (wanted->average)
+    average.into = wanted->average + (q->b * v->Lq + q->i) * v->Lk;
   if (average.into)
     fill(average.into, q->n * v->Lk, 0.0f);
   mha_status status = MHA_OK;
   for (q->h = 0; !status && q->h < v->H; q->h += q->heads) {
     q->heads = mha_min(core->cut.heads, v->H - q->h);
-    if (results->weights)
-      status = observe_weights(&t, results);
+    if (wanted->weights)
+      status = observe_weights(&t);
     t.stage = MHA_STAGE_WEIGHTS;
     if (!status && average.into)
       status = observe_block(&t, &average);
@@ -225,17 +188,16 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   return status;
 }
 
-mha_status mha_observe(const mha_core *core, const mha_results *results,
-                       const mha_threads *threads) {
-  const mha_visibility *v = &core->visibility;
-  if (results->log_sum_exp)
-    write_log_sum_exp(core, results->log_sum_exp);
-  if (!results->weights && !results->average)
+mha_status mha_observe(const mha_core *core, const mha_threads *threads) {
+  const mha_wanted *wanted = &core->wanted;
+  if (wanted->log_sum_exp)
+    write_log_sum_exp(core, wanted->log_sum_exp);
+  if (!wanted->weights && !wanted->average)
     return MHA_OK;
-  observation o = {core, results, (v->Lq + core->cut.queries - 1) / core->cut.queries};
+  mha_core job = *core;
   const mha_task_list list = {.work = observe_task,
-                              .job = &o,
-                              .n_tasks = v->B * o.tiles,
+                              .job = &job,
+                              .n_tasks = core->visibility.B * tiles_per_entry(core),
                               .operations = mha_core_operations(core)};
   return mha_parallel_run(threads, &list);
 }

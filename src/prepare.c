@@ -109,7 +109,7 @@ static bool locate_row(const mha_preparing *a, int64_t row, int64_t *b, int64_t 
 
 static float *row_place(const mha_preparing *a, int64_t b, int64_t i, int64_t row) {
   if (a->cached)
-    return a->data + mha_cached_place(a->cached, b, i) * a->shape.width;
+    return a->data + mha_cache_rows_place(a->cached, b, i) * a->shape.width;
   return a->data + (a->visibility->query_starts
                         ? row * a->shape.row_stride
                         : b * a->shape.batch_stride + i * a->shape.row_stride);

@@ -23,7 +23,7 @@ typedef struct mha_preparing {
   int64_t heads;
   float *data; /* [B][L][heads·d] */
   mha_rows_shape shape;
-  const mha_cached *cached; /* as in mha_projecting */
+  const mha_cache_rows *cached; /* as in mha_projecting */
   mha_live_rows live;
   bool keys; /* packed: rows begin at key_starts, not at query_starts */
   mha_positions positions;

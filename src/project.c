@@ -196,7 +196,7 @@ static int64_t live_rows(const cut *c, int64_t run) {
 /* Where a row of a run goes. */
 static float *row_place(const mha_projecting *p, int64_t run, int64_t row) {
   if (p->cached)
-    return p->y + mha_cached_place(p->cached, run, row) * p->projection->out;
+    return p->y + mha_cache_rows_place(p->cached, run, row) * p->projection->out;
   return p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride;
 }
 
@@ -218,12 +218,12 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
 /* Rows [row, end) of a run that are computed; those of a ring in up to two panels. */
 static mha_status project_rows(const cut *c, int64_t run, int64_t row, int64_t end,
                                int64_t column) {
-  const mha_cached *cached = c->p->cached;
+  const mha_cache_rows *cached = c->p->cached;
   mha_status status = MHA_OK;
   while (!status && row < end) {
     int64_t rows = end - row;
     if (cached)
-      rows = mha_min(rows, mha_cached_run(cached, mha_cached_before(cached, run) + row));
+      rows = mha_min(rows, mha_cache_rows_run(cached, mha_cache_rows_before(cached, run) + row));
     const panel q = make_panel(c, run, row, rows, column);
     status = project_panel(&q);
     row += rows;

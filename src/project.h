@@ -3,7 +3,7 @@
 #define MHA_SRC_PROJECT_H
 
 #include "arguments.h"
-#include "cached.h"
+#include "cache_rows.h"
 #include "parallel.h"
 #include "weights.h"
 
@@ -21,7 +21,7 @@ typedef struct mha_projecting {
   float *y;       /* [B][L][out] */
   mha_rows_shape x_shape, y_shape;
   mha_live_rows live;
-  const mha_cached *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
+  const mha_cache_rows *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
                                entry's rows go behind those that it has; y_shape is not used */
   float *partial;  /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
   bool accumulate; /* y += x·W + b */

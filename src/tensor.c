@@ -1,7 +1,6 @@
 /* Owns the reading of [batch][length][heads][size] tensors: strides, extents, addresses. */
 #include "tensor.h"
 
-#include "blas.h"
 #include "error.h"
 #include "memory.h"
 

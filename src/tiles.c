@@ -102,7 +102,7 @@ static int64_t next_line(int64_t begin, int64_t step) {
 
 /* The tile that begins at `begin`; empty behind the last. */
 static mha_range tile_at(const mha_tile_walk *walk, int64_t begin) {
-  const mha_cached *cached = walk->visibility->cached;
+  const mha_cache_rows *cached = walk->visibility->cached;
   int64_t limit = walk->all.end;
   int64_t end = begin + MHA_EDGE_TILE;
   if (walk->cut->few) {

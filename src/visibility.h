@@ -2,9 +2,8 @@
 #ifndef MHA_SRC_VISIBILITY_H
 #define MHA_SRC_VISIBILITY_H
 
-#include "arguments.h"
-#include "cached.h"
-#include "memory.h"
+#include "arithmetic.h"
+#include "cache_rows.h"
 #include "mha.h"
 
 #include <stdbool.h>
@@ -34,7 +33,7 @@ typedef struct mha_visibility {
   const int64_t *key_lengths;
   const int64_t *query_starts; /* [B+1] or NULL: packed */
   const int64_t *key_starts;
-  const mha_cached *cached; /* the keys are in a cache; NULL = they are not */
+  const mha_cache_rows *cached; /* the keys are in a cache; NULL = they are not */
   int32_t alignment;
   int64_t offset;
   const int64_t *offsets;
@@ -46,20 +45,6 @@ typedef struct mha_visibility {
   mha_broadcast bias_strides;
   const float *alibi_slopes;
 } mha_visibility;
-
-/* Checks what `rules` says of visibility against the sizes and takes it over. B, H, Lq, Lk of
- * `visibility` are set by the caller; key_is_query lets packed keys default to the queries'. With a
- * cache Lk is the largest length after the call; a query that sees a key that a ring has dropped is
- * MHA_ERROR_LENGTH. */
-mha_status mha_visibility_init(mha_visibility *visibility, const mha_attention *rules,
-                               bool key_is_query, mha_error *error);
-
-/* Lengths and packed input do not go together with a cache. */
-mha_status mha_visibility_refuse_with_cache(const mha_attention *rules, mha_error *error);
-
-/* Adds the arrays that the rules read to the ranges that no output may overlap. */
-mha_status mha_visibility_ranges(const mha_visibility *visibility, const mha_attention *rules,
-                                 mha_address_ranges *ranges, mha_error *error);
 
 /* Queries and keys of entry b: their number, and where they start in a packed sequence (0 if not
  * packed). Queries beyond the number see no key; keys beyond it are never touched. */

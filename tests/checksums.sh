@@ -16,7 +16,7 @@ leave='process|unload|gate|threads|cli|allocation_failure|context'
 for program in "$build"/tests/test_*; do
   name=$(basename "$program")
   if [ -x "$program" ] && [ -f "$program" ] && [[ ! $name =~ ^test_($leave)(_|$) ]] &&
-    ldd "$program" | grep -q 'libmha\.so'; then
+    [[ $(ldd "$program") == *libmha.so* ]]; then
     LD_PRELOAD="$work/checksums.so" MHA_CHECKSUMS="$work/sums" "$program" >"$work/log" 2>&1 ||
       { cat "$work/log" >&2; exit 1; }
   fi

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE 1 /* RTLD_DEFAULT */
 #include "support.h"
 
+#include "arithmetic.h"
 #include "blas.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,7 @@
 /* The predicate's key ranges against its definition, key by key. */
 #include "support.h"
 
+#include "rules.h"
 #include "tiles.h"
 
 #include <stdlib.h>
@@ -56,10 +57,17 @@ static bool sees(const mha_attention *a, int64_t b, int64_t i, int64_t j) {
   return i < nq && j < nk && (!a->causal || j <= i + off) && left && right;
 }
 
+static mha_visibility apply(mha_visibility sizes, const mha_attention *a) {
+  const mha_core_defaults defaults = {1.0F, 0.0F, NULL};
+  mha_core core = {.visibility = sizes, .G = 1, .d = 1, .dv = 1};
+  mha_address_ranges ranges = {.n = 0};
+  test_expect(mha_rules_apply(a, false, &defaults, &core, &ranges, NULL), MHA_OK, NULL);
+  return core.visibility;
+}
+
 static mha_visibility make(const mha_attention *a) {
-  mha_visibility v = {.B = ENTRIES, .H = 1, .Lq = LQ, .Lk = LK};
-  test_expect(mha_visibility_init(&v, a, false, NULL), MHA_OK, NULL);
-  return v;
+  const mha_visibility sizes = {.B = ENTRIES, .H = 1, .Lq = LQ, .Lk = LK};
+  return apply(sizes, a);
 }
 
 static void ranges_are_the_predicate(void **state) {
@@ -172,7 +180,7 @@ static void broadcast_arrays_are_read_by_their_extents(void **state) {
     a.bias.head_stride = LQ * LK;
     a.bias.batch_stride = H * LQ * LK;
     mha_visibility v = {.B = ENTRIES, .H = H, .Lq = LQ, .Lk = LK};
-    test_expect(mha_visibility_init(&v, &a, false, NULL), MHA_OK, NULL);
+    v = apply(v, &a);
     for (int b = 0; b < ENTRIES; b++)
       for (int h = 0; h < H; h++)
         for (int i = 0; i < LQ; i++) {

@@ -1,9 +1,10 @@
 /* Owns the reading of a layer call: defaults, strides, what overlaps what, and where its scratch
  * lies. Everything is checked before anything is computed. */
-#include "layer.h"
+#include "forward_call.h"
 
 #include "error.h"
 #include "memory.h"
+#include "rules.h"
 
 /* ---- the cache ---- */
 
@@ -50,9 +51,9 @@ static bool counts_all(const int64_t *lengths, int64_t B, int64_t rows) {
 }
 
 /* Enters the cache and finds out what its entries hold. */
-static mha_status read_cache(mha_layer_call *c, mha_error *error) {
+static mha_status read_cache(mha_forward_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
-  mha_visibility *v = &c->call.core.visibility;
+  mha_visibility *v = &c->core.visibility;
   const mha_cache_call call = {.prefix = "args.",
                                .batch = "args.batch",
                                .B = a->batch,
@@ -69,7 +70,7 @@ static mha_status read_cache(mha_layer_call *c, mha_error *error) {
   c->in_cache = true;
   status = mha_cache_describe(a->cache, &call, &c->cached, error);
   if (!status)
-    status = mha_cache_ranges(a->cache, c->append, &c->call.ranges, error);
+    status = mha_cache_ranges(a->cache, c->append, &c->ranges, error);
   if (status)
     return status;
   /* no padding: the rows of all entries may then go through one product */
@@ -78,11 +79,11 @@ static mha_status read_cache(mha_layer_call *c, mha_error *error) {
   v->cached = &c->cached;
   v->Lk = 0;
   for (int64_t b = 0; b < a->batch; b++)
-    v->Lk = mha_max(v->Lk, mha_cached_after(&c->cached, b));
+    v->Lk = mha_max(v->Lk, mha_cache_rows_after(&c->cached, b));
   return MHA_OK;
 }
 
-void mha_layer_end(mha_layer_call *c, bool success) {
+void mha_forward_call_end(mha_forward_call *c, bool success) {
   if (!c->in_cache)
     return;
   if (success && c->append)
@@ -93,16 +94,16 @@ void mha_layer_end(mha_layer_call *c, bool success) {
 /* ---- the arrays ---- */
 
 /* Arrays that serve as others have but one name. */
-static const char *key_name(const mha_layer_call *c) {
+static const char *key_name(const mha_forward_call *c) {
   return c->args.key == c->args.query ? c->names->query : "args.key";
 }
 
-static const char *value_name(const mha_layer_call *c) {
+static const char *value_name(const mha_forward_call *c) {
   return c->args.value == c->args.key ? key_name(c) : "args.value";
 }
 
 /* key NULL = query, value NULL = key. */
-static mha_status default_inputs(mha_layer_call *call, mha_error *error) {
+static mha_status default_inputs(mha_forward_call *call, mha_error *error) {
   mha_forward_args *a = &call->args;
   const mha_config *c = &call->weights->config;
   if (a->value && !a->key)
@@ -134,7 +135,7 @@ static mha_status default_inputs(mha_layer_call *call, mha_error *error) {
   return MHA_OK;
 }
 
-static mha_status check_sizes(const mha_layer_call *c, mha_error *error) {
+static mha_status check_sizes(const mha_forward_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
   const mha_size_names *names = &c->names->sizes;
   mha_status status = mha_require_at_least(a->batch, 0, names->batch, error);
@@ -146,7 +147,7 @@ static mha_status check_sizes(const mha_layer_call *c, mha_error *error) {
 }
 
 /* Sizes that were forgotten: each with the arrays that it is the size of, where they are used. */
-static mha_status check_meant(const mha_layer_call *c, mha_error *error) {
+static mha_status check_meant(const mha_forward_call *c, mha_error *error) {
   const mha_forward_args *a = &c->args;
   const void *query = c->attends || !a->key ? a->query : NULL;
   const void *output = c->attends ? a->output : NULL;
@@ -169,14 +170,14 @@ static mha_status check_meant(const mha_layer_call *c, mha_error *error) {
 }
 
 /* Resolves the strides of one of the caller's arrays and adds it to the call's ranges. */
-static mha_status add_array(mha_layer_call *c, const char *name, const float *data,
+static mha_status add_array(mha_forward_call *c, const char *name, const float *data,
                             mha_rows_shape shape, mha_rows_shape *resolved, bool is_output,
                             mha_error *error) {
   mha_status status = mha_resolve_strides(&shape, is_output, name, error);
   if (!status && shape.batch > 0 && shape.length > 0)
     status = mha_require(data, name, error);
   if (!status)
-    status = mha_ranges_add_rows(&c->call.ranges, name, data, &shape, is_output, error);
+    status = mha_ranges_add_rows(&c->ranges, name, data, &shape, is_output, error);
   *resolved = shape;
   return status;
 }
@@ -186,9 +187,9 @@ static int64_t count_entries(const mha_forward_args *a, bool packed) {
   return packed ? a->batch > 0 || a->query || a->output : a->batch;
 }
 
-static mha_status add_arrays(mha_layer_call *c, bool packed, mha_error *error) {
+static mha_status add_arrays(mha_forward_call *c, bool packed, mha_error *error) {
   const mha_forward_args *a = &c->args;
-  const mha_layer_names *names = c->names;
+  const mha_forward_names *names = c->names;
   const int64_t entries = count_entries(a, packed);
   const mha_config *w = &c->weights->config;
   const int64_t Lq = a->query_length;
@@ -211,18 +212,18 @@ static mha_status add_arrays(mha_layer_call *c, bool packed, mha_error *error) {
 }
 
 /* The layer's matrices and biases are inputs that no output may overlap. */
-static mha_status add_projection(mha_layer_call *c, const char *name, const mha_projection *p,
+static mha_status add_projection(mha_forward_call *c, const char *name, const mha_projection *p,
                                  mha_error *error) {
   const int64_t elements =
       p->matrix ? (p->in - 1) * p->in_stride + (p->out - 1) * p->out_stride + 1 : 0;
   mha_status status =
-      mha_ranges_add(&c->call.ranges, name, p->matrix, elements, sizeof(float), false, error);
+      mha_ranges_add(&c->ranges, name, p->matrix, elements, sizeof(float), false, error);
   if (!status)
-    status = mha_ranges_add(&c->call.ranges, name, p->bias, p->out, sizeof(float), false, error);
+    status = mha_ranges_add(&c->ranges, name, p->bias, p->out, sizeof(float), false, error);
   return status;
 }
 
-static mha_status add_weights(mha_layer_call *c, mha_error *error) {
+static mha_status add_weights(mha_forward_call *c, mha_error *error) {
   const mha_weights *w = c->weights;
   mha_status status = add_projection(c, "the query weights", &w->query, error);
   if (!status)
@@ -235,7 +236,7 @@ static mha_status add_weights(mha_layer_call *c, mha_error *error) {
 }
 
 /* Arrays of the layer and of the call that are read, by address. */
-static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
+static mha_status add_vectors(mha_forward_call *c, mha_error *error) {
   const mha_weights *w = c->weights;
   const mha_config *k = &w->config;
   const mha_forward_args *a = &c->args;
@@ -263,7 +264,7 @@ static mha_status add_vectors(mha_layer_call *c, mha_error *error) {
                 {"args.key_positions", a->key_positions, keys, sizeof(int64_t)}};
   mha_status status = MHA_OK;
   for (size_t i = 0; !status && i < sizeof arrays / sizeof *arrays; i++)
-    status = mha_ranges_add(&c->call.ranges, arrays[i].name, arrays[i].data, arrays[i].elements,
+    status = mha_ranges_add(&c->ranges, arrays[i].name, arrays[i].data, arrays[i].elements,
                             arrays[i].element_bytes, false, error);
   return status;
 }
@@ -285,7 +286,7 @@ static mha_status shape_buffer(mha_rows_shape *buffer, const mha_rows_shape *row
   return MHA_OK;
 }
 
-static mha_status shape_buffers(mha_layer_call *c, mha_error *error) {
+static mha_status shape_buffers(mha_forward_call *c, mha_error *error) {
   const mha_weights *w = c->weights;
   const char *query = c->names->query;
   mha_status status = shape_buffer(&c->q, &c->query, w->query.out, query, error);
@@ -300,7 +301,7 @@ static mha_status shape_buffers(mha_layer_call *c, mha_error *error) {
 
 /* ---- positions ---- */
 
-static mha_status check_key_positions(const mha_layer_call *c, bool key_is_query,
+static mha_status check_key_positions(const mha_forward_call *c, bool key_is_query,
                                       mha_error *error) {
   if ((key_is_query || !c->append) && (c->args.key_positions || c->args.key_position != 0))
     return mha_fail(error, MHA_ERROR_VALUE,
@@ -310,15 +311,15 @@ static mha_status check_key_positions(const mha_layer_call *c, bool key_is_query
 }
 
 /* Q and K as they are prepared after their projection. */
-static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error *error) {
+static mha_status read_positions(mha_forward_call *c, bool key_is_query, mha_error *error) {
   const mha_forward_args *a = &c->args;
   const mha_weights *w = c->weights;
   const mha_preparing q = {.weights = w,
-                           .visibility = &c->call.core.visibility,
+                           .visibility = &c->core.visibility,
                            .norm = w->query_norm,
                            .heads = w->config.n_heads,
                            .shape = c->q,
-                           .live = mha_layer_live_queries(c),
+                           .live = mha_forward_call_live_queries(c),
                            .positions = {c->names->row, a->query_positions, a->query_position}};
   const mha_positions own = {"key", a->key_positions, a->key_position};
   c->prepare_q = q;
@@ -326,8 +327,8 @@ static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error
   c->prepare_k.norm = w->key_norm;
   c->prepare_k.heads = w->config.n_kv_heads;
   c->prepare_k.shape = c->k;
-  c->prepare_k.cached = c->gather ? NULL : c->call.core.visibility.cached;
-  c->prepare_k.live = mha_layer_live_keys(c);
+  c->prepare_k.cached = c->gather ? NULL : c->core.visibility.cached;
+  c->prepare_k.live = mha_forward_call_live_keys(c);
   c->prepare_k.keys = true;
   if (!key_is_query)
     c->prepare_k.positions = own;
@@ -341,23 +342,9 @@ static mha_status read_positions(mha_layer_call *c, bool key_is_query, mha_error
 
 /* ---- the call ---- */
 
-/* Nothing is attended to: rules do not matter, but lengths are the cache's, and there are no
- * results. */
-static mha_status check_append_rules(mha_attention *rules, mha_error *error) {
-  const mha_status status = mha_visibility_refuse_with_cache(rules, error);
-  if (!status && (rules->weights || rules->average || rules->log_sum_exp))
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "attention.%s is given with MHA_CACHE_APPEND; rule: nothing is attended to",
-                    rules->weights   ? "weights"
-                    : rules->average ? "average"
-                                     : "log_sum_exp");
-  MHA_INIT(rules);
-  return status;
-}
-
 /* The arguments as they are, before anything of them is followed. */
-static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mha_attention *rules,
-                            mha_error *error) {
+static mha_status read_args(mha_forward_call *c, const mha_forward_args *given,
+                            mha_attention *rules, mha_error *error) {
   mha_forward_args *a = &c->args;
   mha_status status = mha_read_struct(a, sizeof *a, MHA_FIRST_FORWARD_ARGS, given, "args", error);
   if (!status)
@@ -369,9 +356,9 @@ static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mh
   c->append = a->cache_mode != MHA_CACHE_ATTEND;
   c->attends = a->cache_mode != MHA_CACHE_APPEND;
   if (!status)
-    status = mha_call_read_rules(rules, a->attention, error);
+    status = mha_rules_read(rules, a->attention, error);
   if (!status && a->cache_mode == MHA_CACHE_APPEND)
-    status = check_append_rules(rules, error);
+    status = mha_rules_ignore(rules, error);
   if (!status)
     status = check_sizes(c, error);
   if (!status)
@@ -379,12 +366,13 @@ static mha_status read_args(mha_layer_call *c, const mha_forward_args *given, mh
   return status;
 }
 
-mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_error *error) {
+mha_status mha_forward_call_read(mha_forward_call *c, const mha_forward_args *given,
+                                 mha_error *error) {
   mha_attention rules;
   mha_forward_args *a = &c->args;
   const mha_config *w = &c->weights->config;
   const mha_core_defaults defaults = {c->weights->scale, w->softcap, c->weights->sinks};
-  mha_core *core = &c->call.core;
+  mha_core *core = &c->core;
   mha_status status = read_args(c, given, &rules, error);
   if (status)
     return status;
@@ -403,7 +391,7 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
   if (!status && a->cache)
     status = read_cache(c, error);
   if (!status)
-    status = add_arrays(c, rules.query_starts != NULL, error);
+    status = add_arrays(c, mha_rules_are_packed(&rules), error);
   if (!status)
     status = shape_buffers(c, error);
   if (!status)
@@ -411,7 +399,9 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
   if (!status)
     status = add_vectors(c, error);
   if (!status)
-    status = mha_call_apply_rules(&c->call, &rules, key_is_query, &defaults, error);
+    status = mha_rules_apply(&rules, key_is_query, &defaults, core, &c->ranges, error);
+  if (!status)
+    status = mha_ranges_check(&c->ranges, error);
   if (status)
     return status;
   c->gather = c->in_cache && c->append && c->key.length > 0 &&
@@ -419,15 +409,15 @@ mha_status mha_layer_read(mha_layer_call *c, const mha_forward_args *given, mha_
   return read_positions(c, key_is_query, error);
 }
 
-bool mha_layer_has_work(const mha_layer_call *c) {
+bool mha_forward_call_has_work(const mha_forward_call *c) {
   return c->query.batch > 0 && (c->args.query_length > 0 || (c->in_cache && c->key.length > 0));
 }
 
-mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
+mha_status mha_forward_call_take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->gather || !c->in_cache ? c->key.length : 0;
-  const mha_call_size size = {mha_core_cut_sizes(&c->call.core), key_rows, c->names->sizes};
+  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->names->sizes};
   const mha_status status =
-      mha_context_workspace(c->context, c->weights, &size, &c->workspace, error);
+      mha_workspace_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
   if (status)
     return status;
   if (c->in_cache && !c->gather) {
@@ -436,21 +426,20 @@ mha_status mha_layer_take_workspace(mha_layer_call *c, mha_error *error) {
   }
   c->prepare_q.data = c->workspace.q;
   c->prepare_k.data = c->workspace.k;
-  mha_call_use_workspace(&c->call, &c->workspace);
   return MHA_OK;
 }
 
 /* ---- which rows are computed ---- */
 
-mha_live_rows mha_layer_live_queries(const mha_layer_call *c) {
-  const mha_visibility *v = &c->call.core.visibility;
+mha_live_rows mha_forward_call_live_queries(const mha_forward_call *c) {
+  const mha_visibility *v = &c->core.visibility;
   const mha_live_rows live = {v->cached ? v->cached->new_lengths : v->query_lengths,
                               v->query_starts ? v->query_starts[v->B] : v->Lq};
   return live;
 }
 
-mha_live_rows mha_layer_live_keys(const mha_layer_call *c) {
-  const mha_visibility *v = &c->call.core.visibility;
+mha_live_rows mha_forward_call_live_keys(const mha_forward_call *c) {
+  const mha_visibility *v = &c->core.visibility;
   const mha_live_rows live = {v->cached ? v->cached->new_lengths : v->key_lengths,
                               v->key_starts ? v->key_starts[v->B] : c->args.key_length};
   return live;
