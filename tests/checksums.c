@@ -148,8 +148,7 @@ mha_status mha_self_attention(mha_context *context, const mha_weights *weights, 
   args.query_length = length;
   args.output = output;
   *(void **)&real = next("mha_self_attention");
-  const mha_status status =
-      real(context, weights, x, batch, length, output, error ? error : &own);
+  const mha_status status = real(context, weights, x, batch, length, output, error ? error : &own);
   const uint64_t hash = begin(status, error ? error : &own);
   count(status ? hash : add_forward(hash, weights, &args));
   return status;
