@@ -18,6 +18,10 @@ set(MHA_SOURCES
     src/reserve.c
     src/workspace.c
     src/attention.c
+    src/block.c
+    src/rows.c
+    src/poison.c
+    src/parts.c
     src/core.c
     src/cache.c
     src/cache_rows.c

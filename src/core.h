@@ -49,30 +49,13 @@ double mha_core_operations(const mha_core *core);
 /* Sizes that decide how the call is cut. */
 mha_cut_sizes mha_core_cut_sizes(const mha_core *core);
 
-/* Queries [i, i + n) of heads [h, h + heads) of entry b, heads being 1 or whole groups that share a
- * key head, with the place of their scores and of their results. */
-typedef struct mha_block {
-  int64_t b, h, heads, i, n;
-  float *scores; /* [heads·n][keys of a tile]: row k·n + r is query i + r of head h + k */
-  int64_t score_stride;
-  float *output; /* [heads][n][dv] by its strides; NULL if only scores are asked for */
-  int64_t output_row_stride, output_head_stride;
-} mha_block;
+/* Queries [i, i + n) of head h of entry b: [n][d]. */
+mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n);
 
-/* The heads of a block that share its key head number `group`, as a block. */
-int64_t mha_block_groups(const mha_core *core, const mha_block *block);
-mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t group);
-
-/* Scores of a block for the keys of one tile, scaled only. */
-mha_status mha_core_scores(const mha_core *core, const mha_block *block, mha_range keys);
-
-/* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from
- * `values` [keys][dv], rows values_stride apart, of the block's one group. */
-mha_status mha_core_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                               const float *values, int64_t values_stride);
-
-/* Values [keys][dv] of the key head that serves query head h, as they lie; keys of one tile. */
-mha_view mha_core_values(const mha_core *core, int64_t b, int64_t h, mha_range keys);
+/* Rows of `heads`, which are the core's k or v, for the key head that serves query head h; keys of
+ * one tile: [keys][size]. */
+mha_view mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                       mha_range keys, int64_t size);
 
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);

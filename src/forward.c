@@ -19,7 +19,6 @@
  * new ones go straight into their rows of it, unless it is better to gather them first. */
 static mha_status project_inputs(mha_forward_call *c) {
   const mha_weights *w = c->weights;
-  const mha_cache_rows *cached = c->gather ? NULL : c->core.visibility.cached;
   const mha_live_rows keys = mha_forward_call_live_keys(c);
   float *partial = c->workspace.partial;
   const mha_projecting query = {.projection = &w->query,
@@ -37,7 +36,7 @@ static mha_status project_inputs(mha_forward_call *c) {
                               .x_shape = c->key,
                               .y_shape = c->k,
                               .live = keys,
-                              .cached = cached};
+                              .cached = c->direct};
   partial += mha_partial_floats(&w->key);
   const mha_projecting value = {.projection = &w->value,
                                 .partial = partial,
@@ -46,7 +45,7 @@ static mha_status project_inputs(mha_forward_call *c) {
                                 .x_shape = c->value,
                                 .y_shape = c->v,
                                 .live = keys,
-                                .cached = cached};
+                                .cached = c->direct};
   mha_projecting inputs[3];
   int n = 0;
   if (c->attends)

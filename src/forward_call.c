@@ -299,6 +299,14 @@ static mha_status shape_buffers(mha_forward_call *c, mha_error *error) {
   return status;
 }
 
+/* New rows of a cache go straight to their places, unless it is better to project those of all
+ * entries side by side first. */
+static void choose_destination(mha_forward_call *c) {
+  c->gather = c->in_cache && c->append && c->key.length > 0 &&
+              c->key.length <= mha_gathered_rows(c->key.batch, c->key.length);
+  c->direct = c->in_cache && !c->gather ? &c->cached : NULL;
+}
+
 /* ---- positions ---- */
 
 static mha_status check_key_positions(const mha_forward_call *c, bool key_is_query,
@@ -327,7 +335,7 @@ static mha_status read_positions(mha_forward_call *c, bool key_is_query, mha_err
   c->prepare_k.norm = w->key_norm;
   c->prepare_k.heads = w->config.n_kv_heads;
   c->prepare_k.shape = c->k;
-  c->prepare_k.cached = c->gather ? NULL : c->core.visibility.cached;
+  c->prepare_k.cached = c->direct;
   c->prepare_k.live = mha_forward_call_live_keys(c);
   c->prepare_k.keys = true;
   if (!key_is_query)
@@ -404,8 +412,7 @@ mha_status mha_forward_call_read(mha_forward_call *c, const mha_forward_args *gi
     status = mha_ranges_check(&c->ranges, error);
   if (status)
     return status;
-  c->gather = c->in_cache && c->append && c->key.length > 0 &&
-              c->key.length <= mha_gathered_rows(c->key.batch, c->key.length);
+  choose_destination(c);
   return read_positions(c, key_is_query, error);
 }
 
@@ -414,13 +421,13 @@ bool mha_forward_call_has_work(const mha_forward_call *c) {
 }
 
 mha_status mha_forward_call_take_workspace(mha_forward_call *c, mha_error *error) {
-  const int64_t key_rows = c->gather || !c->in_cache ? c->key.length : 0;
+  const int64_t key_rows = c->direct ? 0 : c->key.length;
   const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->names->sizes};
   const mha_status status =
       mha_workspace_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
   if (status)
     return status;
-  if (c->in_cache && !c->gather) {
+  if (c->direct) {
     c->workspace.k = c->args.cache->keys;
     c->workspace.v = c->args.cache->values;
   }

@@ -30,7 +30,9 @@ typedef struct mha_forward_call {
                                      cache, by their extents */
   bool append, attends;           /* whether keys are projected, and queries */
   bool in_cache;                  /* args.cache has been entered */
-  bool gather;                    /* new rows are projected side by side, then go to the cache */
+  const mha_cache_rows *direct;   /* where in the cache new rows are projected to; NULL = into the
+                                     workspace */
+  bool gather;                    /* from where they then go to the cache */
   mha_cache_rows cached;          /* with a cache */
   mha_preparing prepare_q, prepare_k;
 } mha_forward_call;

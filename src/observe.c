@@ -7,6 +7,7 @@
 #include "observe.h"
 
 #include "attention.h"
+#include "block.h"
 #include "softmax.h"
 
 #include <math.h>
@@ -106,10 +107,8 @@ static void deliver(const observed_tile *t, int64_t k, int64_t r, mha_range keys
 /* One key tile, for the block's queries `rows`. */
 static mha_status observe_tile(const observed_tile *t, mha_range rows, mha_range keys,
                                const delivery *d) {
-  mha_block tile = t->block;
-  tile.i += rows.begin;
-  tile.n = rows.end - rows.begin;
-  const mha_status status = mha_core_scores(t->core, &tile, keys);
+  const mha_block tile = mha_block_rows(&t->block, rows);
+  const mha_status status = mha_block_scores(t->core, &tile, keys);
   for (int64_t k = 0; !status && k < tile.heads; k++)
     for (int64_t r = 0; r < tile.n; r++) {
       const mha_range mine = mha_range_intersect(shown_keys(t, rows.begin + r), keys);
