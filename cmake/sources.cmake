@@ -3,6 +3,7 @@ set(MHA_SOURCES
     src/error.c
     src/memory.c
     src/version.c
+    src/config.c
     src/weights.c
     src/context.c
     src/arguments.c

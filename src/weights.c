@@ -1,207 +1,14 @@
-/* Owns mha_weights: one layer's sizes, matrices and biases. A layer is one block of memory: the
+/* Owns mha_weights: one layer's matrices, biases and vectors. A layer is one block of memory: the
  * object, then the numbers if they are copied. */
 #include "weights.h"
 
 #include "arguments.h"
-#include "blas.h"
+#include "arithmetic.h"
 #include "error.h"
 #include "memory.h"
 #include "rope.h"
 
-#include <math.h>
 #include <string.h>
-
-void mha_config_init_sized(mha_config *config, size_t struct_size, int64_t model_width,
-                           int64_t n_heads) {
-  if (!config || struct_size < MHA_FIRST_CONFIG)
-    return;
-  mha_struct_init(config, struct_size);
-  config->query_width = model_width;
-  config->n_heads = n_heads;
-}
-
-float mha_default_scale(int64_t d) {
-  return (float)(1.0 / sqrt((double)d));
-}
-
-/* ---- sizes ---- */
-
-static void derive(int64_t *size, int64_t from) {
-  if (*size == 0)
-    *size = from;
-}
-
-static mha_status divide_width(mha_config *c, mha_error *error) {
-  if (c->head_size != 0)
-    return MHA_OK;
-  if (c->query_width % c->n_heads != 0)
-    return mha_fail(
-        error, MHA_ERROR_HEADS,
-        "config.query_width is %lld with %lld heads; rule: without head_size the width is a "
-        "multiple of n_heads",
-        (long long)c->query_width, (long long)c->n_heads);
-  c->head_size = c->query_width / c->n_heads;
-  return MHA_OK;
-}
-
-static mha_status check_not_negative(const mha_config *c, mha_error *error) {
-  const struct {
-    int64_t value;
-    const char *name;
-  } sizes[] = {{c->n_kv_heads, "config.n_kv_heads"},
-               {c->head_size, "config.head_size"},
-               {c->value_head_size, "config.value_head_size"},
-               {c->query_width, "config.query_width"},
-               {c->key_width, "config.key_width"},
-               {c->value_width, "config.value_width"},
-               {c->output_width, "config.output_width"}};
-  mha_status status = mha_require_at_least(c->n_heads, 1, "config.n_heads", error);
-  for (size_t k = 0; !status && k < sizeof sizes / sizeof *sizes; k++)
-    status = mha_require_at_least(sizes[k].value, 0, sizes[k].name, error);
-  return status;
-}
-
-static mha_status multiply_heads(int64_t heads, int64_t size, const char *name, int64_t *width,
-                                 mha_error *error) {
-  if (mha_multiply(heads, size, width) && *width <= MHA_BLAS_MAX)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "%s is %lld with %lld heads; rule: the product is at most %lld, the BLAS's "
-                  "integer",
-                  name, (long long)size, (long long)heads, (long long)MHA_BLAS_MAX);
-}
-
-/* Widths inside the layer: H·d, G·d, G·dv, H·dv. */
-typedef struct inner_widths {
-  int64_t q, k, v, concat;
-} inner_widths;
-
-static mha_status compute_inner(const mha_config *c, inner_widths *w, mha_error *error) {
-  mha_status status = multiply_heads(c->n_heads, c->head_size, "config.head_size", &w->q, error);
-  if (!status)
-    status = multiply_heads(c->n_kv_heads, c->head_size, "config.head_size", &w->k, error);
-  if (!status)
-    status =
-        multiply_heads(c->n_kv_heads, c->value_head_size, "config.value_head_size", &w->v, error);
-  if (!status)
-    status =
-        multiply_heads(c->n_heads, c->value_head_size, "config.value_head_size", &w->concat, error);
-  return status;
-}
-
-static mha_status check_widths(const mha_config *c, mha_error *error) {
-  const struct {
-    int64_t value;
-    const char *name;
-  } widths[] = {
-      {c->head_size, "config.head_size"},     {c->value_head_size, "config.value_head_size"},
-      {c->query_width, "config.query_width"}, {c->key_width, "config.key_width"},
-      {c->value_width, "config.value_width"}, {c->output_width, "config.output_width"}};
-  mha_status status = MHA_OK;
-  for (size_t k = 0; !status && k < sizeof widths / sizeof *widths; k++) {
-    status = mha_require_at_least(widths[k].value, 1, widths[k].name, error);
-    if (!status && widths[k].value > MHA_BLAS_MAX)
-      status =
-          mha_fail(error, MHA_ERROR_OVERFLOW, "%s is %lld; rule: at most %lld, the BLAS's integer",
-                   widths[k].name, (long long)widths[k].value, (long long)MHA_BLAS_MAX);
-  }
-  return status;
-}
-
-/* Fills in the sizes that were left 0. An absent matrix forces its input and output widths to be
- * equal, which derives what Eq cannot. */
-static mha_status derive_config(mha_config *c, const mha_matrices *m, inner_widths *w,
-                                mha_error *error) {
-  mha_status status = check_not_negative(c, error);
-  if (status)
-    return status;
-  derive(&c->n_kv_heads, c->n_heads);
-  if (c->n_heads % c->n_kv_heads != 0)
-    return mha_fail(
-        error, MHA_ERROR_HEADS,
-        "config.n_heads is %lld and config.n_kv_heads %lld; rule: n_heads is a multiple",
-        (long long)c->n_heads, (long long)c->n_kv_heads);
-  status = divide_width(c, error);
-  derive(&c->value_head_size, c->head_size);
-  if (!status)
-    status = compute_inner(c, w, error);
-  if (status)
-    return status;
-  if (!m->query)
-    derive(&c->query_width, w->q);
-  derive(&c->key_width, m->key ? c->query_width : w->k);
-  derive(&c->value_width, m->value ? c->query_width : w->v);
-  derive(&c->output_width, m->output ? c->query_width : w->concat);
-  return check_widths(c, error);
-}
-
-static mha_status check_score_rule(mha_config *c, mha_error *error) {
-  mha_status status = mha_require_flags(c->flags, MHA_SCALE | MHA_READ_FILE, "config.flags", error);
-  if (!status && c->flags & MHA_SCALE)
-    status = mha_require_finite(c->scale, "config.scale", error);
-  if (!status)
-    status = mha_require_finite(c->softcap, "config.softcap", error);
-  if (!status && c->softcap < 0.0f)
-    status = mha_fail(error, MHA_ERROR_VALUE, "config.softcap is %g; rule: at least 0",
-                      (double)c->softcap);
-  return status;
-}
-
-/* ---- normalisation, positions, sinks ---- */
-
-static mha_status check_norm(const mha_config *c, const mha_matrices *m, mha_error *error) {
-  if (c->norm < MHA_NORM_NONE || c->norm > MHA_NORM_FULL)
-    return mha_fail(error, MHA_ERROR_VALUE, "config.norm is %d; rule: a value of mha_norm",
-                    (int)c->norm);
-  if (c->norm == MHA_NORM_NONE && (m->query_norm || m->key_norm))
-    return mha_fail(error, MHA_ERROR_WEIGHTS,
-                    "matrices.%s is given without config.norm; rule: norm says over what it runs",
-                    m->query_norm ? "query_norm" : "key_norm");
-  const mha_status status = mha_require_finite(c->norm_epsilon, "config.norm_epsilon", error);
-  if (!status && c->norm != MHA_NORM_NONE && !(c->norm_epsilon > 0.0f))
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "config.norm_epsilon is %g; rule: greater than 0 where norm is set",
-                    (double)c->norm_epsilon);
-  return status;
-}
-
-static mha_status check_tables(const mha_config *c, mha_error *error) {
-  if (!c->rope_cos != !c->rope_sin)
-    return mha_fail(error, MHA_ERROR_NULL, "config.rope_%s is NULL; rule: both tables or none",
-                    c->rope_cos ? "sin" : "cos");
-  if (c->rope == MHA_ROPE_NONE || !c->rope_cos)
-    return MHA_OK;
-  int64_t elements = 0;
-  const mha_status status =
-      mha_require_at_least(c->rope_positions, 1, "config.rope_positions", error);
-  if (!status && !mha_multiply(c->rope_positions, c->rotary_size / 2, &elements))
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "config.rope_positions is %lld with rotary_size %lld; rule: the tables' size "
-                    "must not overflow",
-                    (long long)c->rope_positions, (long long)c->rotary_size);
-  return status;
-}
-
-/* Fills in rotary_size and rope_base; d is known. */
-static mha_status derive_rope(mha_config *c, mha_error *error) {
-  if (c->rope < MHA_ROPE_NONE || c->rope > MHA_ROPE_INTERLEAVED)
-    return mha_fail(error, MHA_ERROR_VALUE, "config.rope is %d; rule: a value of mha_rope",
-                    (int)c->rope);
-  if (!isfinite(c->rope_base) || c->rope_base < 0.0)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "config.rope_base is %g; rule: finite and greater than 0, or 0 = 10000",
-                    c->rope_base);
-  if (c->rope != MHA_ROPE_NONE) {
-    derive(&c->rotary_size, c->head_size);
-    if (c->rope_base == 0.0)
-      c->rope_base = 10000.0;
-  }
-  if (c->rotary_size < 0 || c->rotary_size > c->head_size || c->rotary_size % 2 != 0)
-    return mha_fail(error, MHA_ERROR_SIZE,
-                    "config.rotary_size is %lld; rule: even and at most the head size, %lld",
-                    (long long)c->rotary_size, (long long)c->head_size);
-  return check_tables(c, error);
-}
 
 /* ---- matrices ---- */
 
@@ -216,7 +23,7 @@ typedef struct matrix_entry {
 #define N_MATRICES 4
 
 static void list_matrices(matrix_entry entries[N_MATRICES], mha_weights *layer,
-                          const mha_matrices *m, const inner_widths *w) {
+                          const mha_matrices *m, const mha_widths *w) {
   const mha_config *c = &layer->config;
   const matrix_entry list[N_MATRICES] = {
       {"query", m->query, m->query_bias, c->query_width, w->q, m->query_ld, &layer->query},
@@ -348,7 +155,7 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
 static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entries[N_MATRICES],
                           const mha_config *config, const mha_matrices *matrices,
                           mha_error *error) {
-  inner_widths widths = {0};
+  mha_widths widths = {0};
   mha_status status = mha_read_struct(&layer->config, sizeof layer->config, MHA_FIRST_CONFIG,
                                       config, "config", error);
   if (!status)
@@ -357,15 +164,7 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "matrices.ownership is %d; rule: MHA_COPY or MHA_BORROW", m->ownership);
   if (!status)
-    status = check_score_rule(&layer->config, error);
-  if (!status)
-    status = mha_require_reserved(layer->config.reserved, "config.reserved", error);
-  if (!status)
-    status = derive_config(&layer->config, m, &widths, error);
-  if (!status)
-    status = derive_rope(&layer->config, error);
-  if (!status)
-    status = check_norm(&layer->config, m, error);
+    status = mha_config_complete(&layer->config, m, &widths, error);
   if (!status)
     status = mha_require_sinks(m->sinks, layer->config.n_heads, "matrices.sinks", error);
   if (status)

@@ -2,7 +2,7 @@
 #ifndef MHA_SRC_WEIGHTS_H
 #define MHA_SRC_WEIGHTS_H
 
-#include "ieee.h"
+#include "config.h"
 #include "mha.h"
 
 #include <stdatomic.h>
@@ -35,9 +35,6 @@ struct mha_weights {
   mha_allocator allocator;
   size_t bytes; /* of this object with the copied numbers behind it */
 };
-
-/* 1/√d, the scale where none is given. */
-float mha_default_scale(int64_t d);
 
 /* mha_weights_create, and the layer takes over `backing` whatever the outcome. */
 mha_status mha_weights_create_backed(const mha_config *config, const mha_matrices *matrices,

@@ -1,9 +1,9 @@
-/* Owns which shape each part of a layer has, and which sizes follow from it. */
+/* Owns which shape each part of a layer has, and what its shapes tell of the sizes. */
 #include "sizes.h"
 
 #include "../arguments.h"
+#include "../config.h"
 #include "../error.h"
-#include "../memory.h"
 #include "path.h"
 #include "text.h"
 
@@ -38,21 +38,8 @@ static int part_rank(mha_part part) {
   return part <= MHA_PART_WO ? 2 : 1;
 }
 
-/* The inner widths H·d, G·d, G·dv, H·dv and the sum of the first three. */
-typedef struct inner_widths {
-  int64_t q, k, v, concat, packed;
-} inner_widths;
-
-static bool multiply_out(const mha_config *c, inner_widths *w) {
-  return mha_multiply(c->n_heads, c->head_size, &w->q) &&
-         mha_multiply(c->n_kv_heads, c->head_size, &w->k) &&
-         mha_multiply(c->n_kv_heads, c->value_head_size, &w->v) &&
-         mha_multiply(c->n_heads, c->value_head_size, &w->concat) &&
-         mha_add(w->q, w->k, &w->packed) && mha_add(w->packed, w->v, &w->packed);
-}
-
 /* Input and output width of a matrix; of a vector its length is in *out. */
-static void part_widths(mha_part part, const mha_config *c, const inner_widths *w, int64_t *in,
+static void part_widths(mha_part part, const mha_config *c, const mha_widths *w, int64_t *in,
                         int64_t *out) {
   const bool full = c->norm == MHA_NORM_FULL;
   const struct {
@@ -77,7 +64,7 @@ static void part_widths(mha_part part, const mha_config *c, const inner_widths *
 }
 
 static void part_shape(const mha_layer_names *layer, mha_part part, const mha_config *c,
-                       const inner_widths *w, int64_t shape[2]) {
+                       const mha_widths *w, int64_t shape[2]) {
   int64_t in = 0;
   int64_t out = 0;
   part_widths(part, c, w, &in, &out);
@@ -105,7 +92,7 @@ static mha_status check_rank(const mha_layer_names *layer, const char *path, mha
 }
 
 static mha_status check_shape(const mha_layer_names *layer, const char *path, mha_part part,
-                              const mha_config *c, const inner_widths *w, mha_error *error) {
+                              const mha_config *c, const mha_widths *w, mha_error *error) {
   char found[SHAPE_BYTES];
   char expected[SHAPE_BYTES];
   int64_t shape[2] = {0, 0};
@@ -158,89 +145,35 @@ static int64_t output_width(const mha_layer_names *layer, mha_part part) {
   return layer->parts[part]->shape[layer->orientation == MHA_IN_OUT ? 1 : 0];
 }
 
-static void derive(int64_t *size, int64_t found) {
-  if (*size == 0)
-    *size = found;
+static mha_extents collect_extents(const mha_layer_names *layer) {
+  const bool packed = layer->parts[MHA_PART_WQKV] != NULL;
+  const mha_extents extents = {
+      .query = input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WQ),
+      .key = input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WK),
+      .value = input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WV),
+      .output = output_width(layer, MHA_PART_WO),
+      .q = packed ? 0 : output_width(layer, MHA_PART_WQ),
+      .v = packed ? 0 : output_width(layer, MHA_PART_WV),
+      .packed = packed ? output_width(layer, MHA_PART_WQKV) : 0,
+  };
+  return extents;
 }
 
-/* *size = width / share, where `share` heads share `width` of the outputs of `part`; both -1 where
- * they have no value. */
-static mha_status divide(const mha_layer_names *layer, const char *path, mha_part part,
-                         const mha_config *c, int64_t width, int64_t share, const char *rule,
-                         int64_t *size, mha_error *error) {
+static mha_status derive_sizes(const mha_layer_names *layer, const char *path, mha_config *c,
+                               mha_error *error) {
   char found[SHAPE_BYTES];
-  if (share > 0 && width > 0 && width % share == 0) {
-    *size = width / share;
+  const mha_extents extents = collect_extents(layer);
+  bool of_value = false;
+  const char *broken = mha_config_derive(c, &extents, &of_value);
+  if (!broken)
     return MHA_OK;
-  }
+  const mha_part part = extents.packed > 0 ? MHA_PART_WQKV : of_value ? MHA_PART_WV : MHA_PART_WQ;
   return mha_fail(error, MHA_ERROR_HEADS,
                   "%s: %s has shape %s, for H = %lld and G = %lld heads; rule: %s, without "
                   "remainder",
                   mha_shown_path(path), mha_shown_path(layer->parts[part]->name),
                   found_shape(layer->parts[part], found), (long long)c->n_heads,
-                  (long long)c->n_kv_heads, rule);
-}
-
-/* Three matrices tell d and dv on their own. */
-static mha_status derive_separate(const mha_layer_names *layer, const char *path, mha_config *c,
-                                  mha_error *error) {
-  mha_status status = MHA_OK;
-  if (c->head_size == 0)
-    status = divide(layer, path, MHA_PART_WQ, c, output_width(layer, MHA_PART_WQ), c->n_heads,
-                    "d = output width of q / H", &c->head_size, error);
-  if (!status && c->value_head_size == 0)
-    status = divide(layer, path, MHA_PART_WV, c, output_width(layer, MHA_PART_WV), c->n_kv_heads,
-                    "dv = output width of v / G", &c->value_head_size, error);
-  return status;
-}
-
-/* a·x + b·y, or -1 if it overflows. */
-static int64_t sum_of_products(int64_t a, int64_t x, int64_t b, int64_t y) {
-  int64_t left = 0;
-  int64_t right = 0;
-  int64_t sum = 0;
-  return mha_multiply(a, x, &left) && mha_multiply(b, y, &right) && mha_add(left, right, &sum) ? sum
-                                                                                               : -1;
-}
-
-/* width − used, or -1 if that is not there. */
-static int64_t rest_of(int64_t width, int64_t used) {
-  return used < 0 || used > width ? -1 : width - used;
-}
-
-/* H·d + G·d + G·dv = width tells one of d and dv, or both where they are equal. */
-static mha_status derive_packed(const mha_layer_names *layer, const char *path, mha_config *c,
-                                mha_error *error) {
-  const mha_part part = MHA_PART_WQKV;
-  const int64_t width = output_width(layer, part);
-  const int64_t H = c->n_heads;
-  const int64_t G = c->n_kv_heads;
-  mha_status status = MHA_OK;
-  if (c->head_size == 0 && c->value_head_size == 0) {
-    status = divide(layer, path, part, c, width, sum_of_products(H, 1, G, 2),
-                    "d = dv = output width / (H + 2·G)", &c->head_size, error);
-    c->value_head_size = c->head_size;
-  } else if (c->head_size == 0) {
-    const int64_t rest = rest_of(width, sum_of_products(G, c->value_head_size, 0, 0));
-    status = divide(layer, path, part, c, rest, sum_of_products(H, 1, G, 1),
-                    "d = (output width − G·dv) / (H + G)", &c->head_size, error);
-  } else if (c->value_head_size == 0) {
-    const int64_t rest = rest_of(width, sum_of_products(H, c->head_size, G, c->head_size));
-    status = divide(layer, path, part, c, rest, G, "dv = (output width − H·d − G·d) / G",
-                    &c->value_head_size, error);
-  }
-  return status;
-}
-
-static mha_status derive_sizes(const mha_layer_names *layer, const char *path, mha_config *c,
-                               mha_error *error) {
-  const bool packed = layer->parts[MHA_PART_WQKV] != NULL;
-  derive(&c->n_kv_heads, c->n_heads);
-  derive(&c->query_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WQ));
-  derive(&c->key_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WK));
-  derive(&c->value_width, input_width(layer, packed ? MHA_PART_WQKV : MHA_PART_WV));
-  derive(&c->output_width, output_width(layer, MHA_PART_WO));
-  return packed ? derive_packed(layer, path, c, error) : derive_separate(layer, path, c, error);
+                  (long long)c->n_kv_heads, broken);
 }
 
 /* One matrix multiplies all three inputs. */
@@ -261,7 +194,7 @@ static mha_status check_packed_inputs(const mha_layer_names *layer, const char *
 
 /* What Q is normalised over follows from the weight's length, [d] or [H·d]; for H = 1 both are the
  * same. A length that is neither is found by check_shape. */
-static mha_status derive_norm(const mha_layer_names *layer, const char *path, const inner_widths *w,
+static mha_status derive_norm(const mha_layer_names *layer, const char *path, const mha_widths *w,
                               mha_config *c, mha_error *error) {
   char prefix[MHA_SHOWN_BYTES];
   const mha_file_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
@@ -296,8 +229,8 @@ mha_status mha_sizes_derive(const mha_layer_names *layer, const char *path, mha_
     status = check_packed_inputs(layer, path, config, error);
   if (status)
     return status;
-  inner_widths widths;
-  if (!multiply_out(config, &widths))
+  mha_widths widths;
+  if (!mha_config_widths(config, &widths))
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "config has H = %lld, G = %lld, d = %lld, dv = %lld; rule: their products do "
                     "not overflow",
