@@ -31,7 +31,10 @@ set(MHA_SOURCES
     src/visibility.c
     src/softmax.c
     src/trace.c
+    src/engine.c
+    src/products.c
     src/blas.c
+    src/blas_threads.c
     src/parallel.c
     src/pool.c
     src/gate.c

@@ -3,7 +3,7 @@
  * lie. */
 #include "block.h"
 
-#include "blas.h"
+#include "arithmetic.h"
 #include "memory.h"
 #include "softmax.h"
 
@@ -50,7 +50,8 @@ static mha_status multiply_scores(const mha_core *core, const mha_block *block, 
     mha_view q = mha_core_queries(core, block->b, block->h + k, block->i, block->n);
     if (one && block->heads > 1)
       q = mha_view_rows(q.data, block->heads, core->d, core->q.head_stride);
-    status = mha_blas_multiply(scale, q, mha_view_transposed(keys), 0.0f,
+    status =
+        core->engine->multiply(scale, q, mha_view_transposed(keys), 0.0f,
                                scores + k * block->n * block->score_stride, block->score_stride);
   }
   return status;
@@ -67,8 +68,8 @@ static mha_status multiply_values(const mha_core *core, const mha_block *block, 
   for (int64_t k = 0; !status && k < (one ? 1 : block->heads); k++) {
     const float *weights = block->scores + k * block->n * block->score_stride + column;
     const mha_view p = mha_view_rows(weights, rows, values.rows, block->score_stride);
-    status = mha_blas_multiply(1.0f, p, values, 1.0f, block->output + k * block->output_head_stride,
-                               stride);
+    status = core->engine->multiply(1.0f, p, values, 1.0f,
+                                    block->output + k * block->output_head_stride, stride);
   }
   return status;
 }

@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "arithmetic.h"
 #include "blas.h"
+#include "blas_threads.h"
 #include "cpus.h"
 #include "error.h"
 #include "fork.h"
@@ -38,6 +39,7 @@ static mha_status read_options(mha_context *context, const mha_context_options *
     return mha_fail(error, MHA_ERROR_VALUE, "options.n_threads is %d; rule: between 0 and %d",
                     (int)options.n_threads, MAX_THREADS);
   context->allocator = mha_memory_allocator(options.allocator);
+  context->engine = &mha_engine_blas;
   context->threads.hold_blas = !(options.flags & MHA_LEAVE_BLAS_ALONE);
   context->threads.n = options.n_threads ? options.n_threads : default_threads();
   if (!context->threads.hold_blas || mha_blas_threading_kind() == MHA_BLAS_THREADS_LOCKED)
@@ -105,13 +107,13 @@ void mha_context_unclaim(mha_context *context) {
 mha_status mha_context_enter(mha_context *context, mha_error *error) {
   const mha_status status = mha_context_claim(context, error);
   if (!status && context->threads.hold_blas)
-    mha_blas_guard_enter();
+    context->engine->begin();
   return status;
 }
 
 void mha_context_leave(mha_context *context) {
   if (context->threads.hold_blas)
-    mha_blas_guard_leave();
+    context->engine->end();
   mha_context_unclaim(context);
 }
 

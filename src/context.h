@@ -2,6 +2,7 @@
 #ifndef MHA_SRC_CONTEXT_H
 #define MHA_SRC_CONTEXT_H
 
+#include "engine.h"
 #include "memory.h"
 #include "parallel.h"
 
@@ -10,6 +11,7 @@
 struct mha_context {
   atomic_bool busy;
   mha_allocator allocator;
+  const mha_engine *engine;
   mha_threads threads;
   char *arena;
   size_t arena_bytes;
@@ -17,12 +19,12 @@ struct mha_context {
   void *trace_user;
 };
 
-/* Enters a context: MHA_ERROR_BUSY if somebody is inside, otherwise the BLAS is held and the caller
- * must leave. */
+/* Enters a context: MHA_ERROR_BUSY if somebody is inside, otherwise the engine begins and the
+ * caller must leave. */
 mha_status mha_context_enter(mha_context *context, mha_error *error);
 void mha_context_leave(mha_context *context);
 
-/* The same without holding the BLAS: for whoever changes the context and computes nothing. */
+/* The same without the engine: for whoever changes the context and computes nothing. */
 mha_status mha_context_claim(mha_context *context, mha_error *error);
 void mha_context_unclaim(mha_context *context);
 

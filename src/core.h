@@ -2,7 +2,7 @@
 #ifndef MHA_SRC_CORE_H
 #define MHA_SRC_CORE_H
 
-#include "blas.h"
+#include "engine.h"
 #include "tiles.h"
 
 /* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. */
@@ -26,6 +26,7 @@ typedef struct mha_wanted {
 
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
+  const mha_engine *engine;
   mha_visibility visibility;
   mha_cut cut;
   int64_t G, d, dv;

@@ -6,7 +6,7 @@
  * child may find the BLAS's locks held, and has to be content with what POSIX leaves to it. */
 #include "fork.h"
 
-#include "blas.h"
+#include "blas_threads.h"
 #include "gate.h"
 
 #include <pthread.h>

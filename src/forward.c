@@ -54,7 +54,7 @@ static mha_status project_inputs(mha_forward_call *c) {
     inputs[n++] = key;
     inputs[n++] = value;
   }
-  return mha_project(&c->context->threads, inputs, n);
+  return mha_project(c->context->engine, &c->context->threads, inputs, n);
 }
 
 /* Still 1., where the layer has them: RMS normalisation of Q and K, then rotary positions. */
@@ -121,7 +121,7 @@ static mha_status project_output(mha_forward_call *c, const float *concat) {
       .accumulate = c->args.accumulate != 0,
       .fill = true,
   };
-  return mha_project(&c->context->threads, &output, 1);
+  return mha_project(c->context->engine, &c->context->threads, &output, 1);
 }
 
 /* ---- trace ---- */

@@ -9,7 +9,7 @@
 
 #include "gate.h"
 
-#include "blas.h"
+#include "blas_threads.h"
 
 #include <signal.h>
 #include <stdatomic.h>

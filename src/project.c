@@ -3,7 +3,6 @@
  * since few large products are faster than many small ones. */
 #include "project.h"
 
-#include "blas.h"
 #include "memory.h"
 #include "softmax.h"
 
@@ -37,6 +36,7 @@ enum { MOST_PARTS = 4 };
 
 /* How one projection is cut: `runs` runs of at most run_rows rows, or one row into parts. */
 typedef struct cut {
+  const mha_engine *engine;
   const mha_projecting *p;
   int64_t parts; /* 0 = not cut along the matrix's rows */
   bool merged;   /* all entries are one run */
@@ -84,8 +84,8 @@ static bool is_single_row(const mha_projecting *p) {
   return p->x_shape.batch == 1 && p->x_shape.length == 1 && live > 0;
 }
 
-static cut make_cut(const mha_projecting *p) {
-  cut c = {.p = p};
+static cut make_cut(const mha_engine *engine, const mha_projecting *p) {
+  cut c = {.engine = engine, .p = p};
   if (p->partial && part_count(p->projection) > 1 && is_single_row(p))
     c.parts = part_count(p->projection);
   c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
@@ -114,6 +114,7 @@ static double operation_count(const cut *c) {
 
 /* Rows [row, row + rows) of a run, columns [column, column + columns). */
 typedef struct panel {
+  const mha_engine *engine;
   const mha_projecting *p;
   const float *x;
   float *y;
@@ -162,8 +163,8 @@ static mha_status add_product(const panel *q, bool onto_nothing) {
   const mha_projection *w = q->p->projection;
   const mha_view x = mha_view_rows(q->x, q->rows, w->in, q->p->x_shape.row_stride);
   const mha_view matrix = {w->matrix, w->in, w->out, w->in_stride, w->out_stride};
-  return mha_blas_multiply(1.0f, x, mha_view_columns(matrix, q->column, q->columns),
-                           onto_nothing ? 0.0f : 1.0f, q->y, q->y_stride);
+  return q->engine->multiply(1.0f, x, mha_view_columns(matrix, q->column, q->columns),
+                             onto_nothing ? 0.0f : 1.0f, q->y, q->y_stride);
 }
 
 static mha_status project_panel(const panel *q) {
@@ -204,6 +205,7 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
   const mha_projecting *p = c->p;
   const int64_t left = p->projection->out - column;
   const panel q = {
+      .engine = c->engine,
       .p = p,
       .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
       .y = row_place(p, run, row) + column,
@@ -240,7 +242,7 @@ static mha_status project_part(const cut *c, int64_t part) {
   const int64_t end = (part + 1) * w->in / c->parts;
   const mha_view x = mha_view_rows(c->p->x + first, 1, end - first, end - first);
   const mha_view rows = {w->matrix + first * w->in_stride, end - first, w->out, w->in_stride, 1};
-  return mha_blas_multiply(1.0f, x, rows, 0.0f, c->p->partial + part * w->out, w->out);
+  return c->engine->multiply(1.0f, x, rows, 0.0f, c->p->partial + part * w->out, w->out);
 }
 
 /* y = b, or y += b, and the partial sums in their order. */
@@ -281,11 +283,12 @@ int64_t mha_gathered_rows(int64_t entries, int64_t rows) {
   return entries > 1 ? mha_min(rows, MHA_FEW_ROWS) : 0;
 }
 
-mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n) {
+mha_status mha_project(const mha_engine *engine, const mha_threads *threads,
+                       const mha_projecting *projections, int n) {
   project_job job = {.n = n};
   mha_task_list list = {.work = project_task, .job = &job};
   for (int k = 0; k < n; k++) {
-    job.cuts[k] = make_cut(&projections[k]);
+    job.cuts[k] = make_cut(engine, &projections[k]);
     job.cuts[k].first_task = list.n_tasks;
     list.n_tasks += task_count(&job.cuts[k]);
     list.operations += operation_count(&job.cuts[k]);

@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "cache_rows.h"
+#include "engine.h"
 #include "parallel.h"
 #include "weights.h"
 
@@ -39,6 +40,7 @@ int64_t mha_partial_floats(const mha_projection *projection);
 int64_t mha_gathered_rows(int64_t entries, int64_t rows);
 
 /* Runs n projections as one list of panels. Panels are cut by shape alone. */
-mha_status mha_project(const mha_threads *threads, const mha_projecting *projections, int n);
+mha_status mha_project(const mha_engine *engine, const mha_threads *threads,
+                       const mha_projecting *projections, int n);
 
 #endif

@@ -1,5 +1,6 @@
 /* Owns what the library says about itself. */
 #include "blas.h"
+#include "blas_threads.h"
 #include "mha.h"
 #include "softmax.h"
 

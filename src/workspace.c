@@ -74,6 +74,7 @@ mha_status mha_workspace_take(mha_context *context, const mha_weights *weights,
     w->concat = (float *)(void *)(context->arena + p.concat);
     w->partial = (float *)(void *)(context->arena + p.partial);
   }
+  core->engine = context->engine;
   mha_attention_use(core, context->arena, &p.attention);
   return MHA_OK;
 }

@@ -34,7 +34,8 @@ mha_status mha_workspace_measure(const mha_weights *weights, const mha_call_size
                                  int32_t n_threads, size_t *bytes, mha_error *error);
 
 /* Makes sure that the context, which the caller has entered, has room for a call of this size, and
- * gives the buffers and the core their places in it. Without weights there is no workspace. */
+ * gives the buffers and the core their places in it, and the core its engine. Without weights
+ * there is no workspace. */
 mha_status mha_workspace_take(mha_context *context, const mha_weights *weights,
                               const mha_call_size *size, mha_core *core, mha_workspace *workspace,
                               mha_error *error);

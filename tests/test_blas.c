@@ -6,6 +6,8 @@
 
 #include "arithmetic.h"
 #include "blas.h"
+#include "blas_threads.h"
+#include "products.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -53,7 +55,7 @@ static void check_product(test_random *random, const product_case *c) {
   test_note("m %d n %d k %d, transposed %d %d, alpha %g beta %g, gap %d", (int)c->m, (int)c->n,
             (int)c->k, c->a_transposed, c->b_transposed, (double)c->alpha, (double)c->beta,
             (int)gap);
-  test_expect(mha_blas_multiply(c->alpha, a, b, c->beta, got, ld), MHA_OK, NULL);
+  test_expect(mha_products_multiply(c->alpha, a, b, c->beta, got, ld), MHA_OK, NULL);
   for (int64_t i = 0; i < c->m; i++)
     for (int64_t j = 0; j < ld && i * ld + j < size; j++) {
       if (j >= c->n) {
@@ -123,10 +125,10 @@ static void sizes_beyond_the_integer_are_refused(void **state) {
                             mha_view_rows(&x, 1, 1, beyond)};
   float result = 5.0f;
   for (int k = 0; k < 3; k++) {
-    assert_int_equal(mha_blas_multiply(1, views[k], one, 0, &result, 1), MHA_ERROR_OVERFLOW);
-    assert_int_equal(mha_blas_multiply(1, one, views[k], 0, &result, 1), MHA_ERROR_OVERFLOW);
+    assert_int_equal(mha_products_multiply(1, views[k], one, 0, &result, 1), MHA_ERROR_OVERFLOW);
+    assert_int_equal(mha_products_multiply(1, one, views[k], 0, &result, 1), MHA_ERROR_OVERFLOW);
   }
-  assert_int_equal(mha_blas_multiply(1, one, one, 0, &result, beyond), MHA_ERROR_OVERFLOW);
+  assert_int_equal(mha_products_multiply(1, one, one, 0, &result, beyond), MHA_ERROR_OVERFLOW);
   assert_true(result == 5.0f);
 }
 

@@ -25,7 +25,7 @@ only("(malloc|calloc|realloc|aligned_alloc|posix_memalign|free|strdup) *\\("
      "^src/memory\\.c$|^src/cli/")
 only("(v?f?printf|puts|fputs|perror|exit|abort|_Exit) *\\(" "^src/cli/")
 only("stderr|stdout|assert\\.h" "^src/cli/")
-only("pthread|<threads\\.h>" "^src/(blas|parallel|pool|fork)\\.c$")
+only("pthread|<threads\\.h>" "^src/(blas|blas_threads|parallel|pool|fork)\\.c$")
 # Files know nothing of BLAS and of the layer's computation.
 only("\"files/[a-z]+\\.h\"" "^src/(files|cli)/")
 foreach(file IN LISTS files)
