@@ -33,6 +33,7 @@ set(MHA_SOURCES
     src/trace.c
     src/engine.c
     src/products.c
+    src/numbers.c
     src/blas.c
     src/blas_threads.c
     src/parallel.c

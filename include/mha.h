@@ -187,6 +187,13 @@ typedef struct mha_allocator {
   void (*release)(void *user, void *memory, size_t bytes);       /**< takes it back */
 } mha_allocator;
 
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+/** How the numbers of an array are stored. */
+typedef enum mha_element {
+  MHA_F32 = 0 /**< float, 32 bits, in the machine's byte order */
+} mha_element;
+
 /* ---- Weights: one layer ---------------------------------------------------------------------- */
 
 /**

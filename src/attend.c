@@ -7,7 +7,7 @@
 #include "workspace.h"
 
 static mha_heads heads_of(const float *data, const mha_tensor_shape *s) {
-  const mha_heads heads = {data, s->batch_stride, s->row_stride, s->head_stride};
+  const mha_heads heads = {data, MHA_F32, s->batch_stride, s->row_stride, s->head_stride};
   return heads;
 }
 

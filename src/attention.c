@@ -31,6 +31,7 @@ typedef struct tile_scratch {
   float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0; rows
                         mha_poison_stride apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
+  float *fetched;    /* [keys][d or dv], of keys or values that are not stored as float32 */
 } tile_scratch;
 
 static int64_t score_columns(const mha_cut *cut, int64_t span) {
@@ -52,6 +53,8 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.values = mha_layout_add(layout, sizeof(float), columns, value_columns, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
+  at.fetched = mha_layout_add(layout, sizeof(float),
+                              mha_numbers_scratch(MHA_F32, columns, mha_max(s->d, s->dv)), 1, 1);
   return at;
 }
 
@@ -60,13 +63,15 @@ static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
   const tile_scratch s = {(void *)(base + at->scores), (void *)(base + at->correction),
                           (void *)(base + at->poison), (void *)(base + at->values),
-                          (void *)(base + at->kinds)};
+                          (void *)(base + at->kinds),  (void *)(base + at->fetched)};
   return s;
 }
 
-float *mha_attention_scores(const mha_core *core, int32_t worker, int64_t *stride) {
-  *stride = score_columns(&core->cut, mha_key_span(&core->visibility));
-  return worker_scratch(core, worker).scores;
+void mha_attention_lend(const mha_core *core, int32_t worker, mha_block *block) {
+  const tile_scratch scratch = worker_scratch(core, worker);
+  block->scores = scratch.scores;
+  block->score_stride = score_columns(&core->cut, mha_key_span(&core->visibility));
+  block->fetched = scratch.fetched;
 }
 
 /* ---- the list of tasks ---- */
@@ -235,7 +240,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
     return MHA_OK;
   t.live = mha_min(q->n, mha_query_count(&core->visibility, q->b) - q->i);
   t.scratch = worker_scratch(core, worker);
-  q->scores = mha_attention_scores(core, worker, &q->score_stride);
+  mha_attention_lend(core, worker, q);
   place_rows(&t);
   mha_status status = attend_keys(&t);
   if (!status && mha_rows_are_suspect(&t.rows, t.live)) {

@@ -2,7 +2,7 @@
 #ifndef MHA_SRC_ATTENTION_H
 #define MHA_SRC_ATTENTION_H
 
-#include "core.h"
+#include "block.h"
 #include "memory.h"
 #include "parallel.h"
 
@@ -18,8 +18,8 @@ mha_attention_scratch mha_attention_plan(const mha_cut_sizes *sizes, int32_t n_t
 /* Cuts the call, whose sizes are those that were laid out, and gives it its places in the arena. */
 void mha_attention_use(mha_core *core, char *arena, const mha_attention_scratch *at);
 
-/* Where a worker's scratch has room for the scores of a task, rows *stride apart. */
-float *mha_attention_scores(const mha_core *core, int32_t worker, int64_t *stride);
+/* Lends a block the room that a worker's scratch has for its scores and for a tile of keys. */
+void mha_attention_lend(const mha_core *core, int32_t worker, mha_block *block);
 
 /* Computes output, row_max and row_sum. Rows that see no key get output 0. */
 mha_status mha_attention_run(const mha_core *core, const mha_threads *threads);

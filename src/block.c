@@ -97,12 +97,22 @@ static mha_range piece_at(const mha_core *core, mha_range keys, int64_t done) {
 /* Asks for the rows that the next products will read, the share of one of `groups`, so that they
  * arrive in the order in which they lie while this group is multiplied. Only where heads are
  * neighbours, so that the rows of all groups are one run. */
-static void fetch_ahead(const mha_heads *heads, mha_view next, int64_t group, int64_t groups) {
+static void fetch_ahead(const mha_heads *heads, mha_stored next, int64_t group, int64_t groups) {
   const int64_t first = group * next.rows / groups;
   const int64_t end = (group + 1) * next.rows / groups;
   if (heads->head_stride == next.columns)
-    mha_memory_fetch(next.data + first * next.row_stride, end - first, next.row_stride,
-                     groups * next.columns);
+    mha_memory_fetch(mha_numbers_at(next.data, next.element, first * next.row_stride), end - first,
+                     next.row_stride, groups * next.columns);
+}
+
+/* The rows that a piece is multiplied with, as float32. */
+static mha_view piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
+                           int64_t done, const operand *with) {
+  if (with->copy)
+    return mha_view_rows(with->copy + done * with->copy_stride, piece.end - piece.begin, with->size,
+                         with->copy_stride);
+  const mha_stored stored = mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
+  return mha_numbers_fetch(&stored, block->fetched);
 }
 
 static mha_status multiply_tile(const mha_core *core, const mha_block *block, mha_range keys,
@@ -115,15 +125,11 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
     const mha_range next = piece_at(core, keys, piece.end - keys.begin);
     for (int64_t g = 0; !status && g < groups; g++) {
       const mha_block part = mha_block_group(core, block, g);
-      mha_view rows = mha_core_rows(core, with->heads, block->b, part.h, piece, with->size);
-      if (with->copy)
-        rows = mha_view_rows(with->copy + done * with->copy_stride, rows.rows, with->size,
-                             with->copy_stride);
-      else if (core->cut.few)
+      if (core->cut.few && !with->copy)
         fetch_ahead(with->heads,
                     mha_core_rows(core, with->heads, block->b, block->h, next, with->size), g,
                     groups);
-      status = with->multiply(core, &part, rows, done);
+      status = with->multiply(core, &part, piece_rows(core, &part, piece, done, with), done);
     }
   }
   return status;

@@ -20,24 +20,29 @@ static int64_t entry_offset(bool packed, int64_t b, int64_t start, int64_t batch
 
 mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
   const mha_visibility *v = &core->visibility;
-  const float *data = core->q.data +
+  const float *data = (const float *)core->q.data +
                       entry_offset(v->query_starts != NULL, b, mha_query_start(v, b),
                                    core->q.batch_stride, core->q.row_stride) +
                       i * core->q.row_stride + h * core->q.head_stride;
   return mha_view_rows(data, n, core->d, core->q.row_stride);
 }
 
-mha_view mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
-                       mha_range keys, int64_t size) {
+mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                         mha_range keys, int64_t size) {
   const mha_visibility *v = &core->visibility;
   const int64_t entry = v->cached ? mha_cache_rows_entry(v->cached, b) : b;
   const int64_t row = v->cached ? mha_cache_rows_row(v->cached, keys.begin) : keys.begin;
   const int64_t g = h / (v->H / core->G);
-  const float *data = heads->data +
-                      entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),
-                                   heads->batch_stride, heads->row_stride) +
-                      row * heads->row_stride + g * heads->head_stride;
-  return mha_view_rows(data, keys.end - keys.begin, size, heads->row_stride);
+  const int64_t first = entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),
+                                     heads->batch_stride, heads->row_stride) +
+                        row * heads->row_stride + g * heads->head_stride;
+  const mha_stored rows = {mha_numbers_at(heads->data, heads->element, first),
+                           heads->element,
+                           keys.end - keys.begin,
+                           size,
+                           heads->row_stride,
+                           1};
+  return rows;
 }
 
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {

@@ -3,17 +3,19 @@
 #define MHA_SRC_CORE_H
 
 #include "engine.h"
+#include "numbers.h"
 #include "tiles.h"
 
-/* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. */
+/* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. Queries are float32. */
 typedef struct mha_heads {
-  const float *data;
+  const void *data;
+  int32_t element;
   int64_t batch_stride, row_stride, head_stride;
 } mha_heads;
 
 /* Offsets of a worker's arrays within its scratch, see attention.c. */
 typedef struct mha_scratch_offsets {
-  size_t scores, correction, poison, values, kinds;
+  size_t scores, correction, poison, values, kinds, fetched;
 } mha_scratch_offsets;
 
 /* What is wanted besides the output. */
@@ -55,8 +57,8 @@ mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i,
 
 /* Rows of `heads`, which are the core's k or v, for the key head that serves query head h; keys of
  * one tile: [keys][size]. */
-mha_view mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
-                       mha_range keys, int64_t size);
+mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                         mha_range keys, int64_t size);
 
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);

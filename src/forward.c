@@ -73,14 +73,14 @@ static mha_status prepare_inputs(const mha_forward_call *c) {
 
 /* 2. [B][L][heads·size] seen as [B][L][heads][size]: heads are `size` apart. */
 static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int64_t size) {
-  const mha_heads heads = {data, rows->batch_stride, rows->row_stride, size};
+  const mha_heads heads = {data, MHA_F32, rows->batch_stride, rows->row_stride, size};
   return heads;
 }
 
 /* The same of a cache's keys or values: [n_entries][capacity][G·size]. */
 static mha_heads split_cached_heads(const mha_forward_call *c, const float *data,
                                     const mha_rows_shape *rows, int64_t size) {
-  const mha_heads heads = {data, c->cached.capacity * rows->width, rows->width, size};
+  const mha_heads heads = {data, MHA_F32, c->cached.capacity * rows->width, rows->width, size};
   return heads;
 }
 

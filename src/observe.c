@@ -168,7 +168,7 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   mha_block *q = &t.block;
   q->i = index % tiles * core->cut.queries;
   q->n = mha_min(v->Lq - q->i, core->cut.queries);
-  q->scores = mha_attention_scores(core, worker, &q->score_stride);
+  mha_attention_lend(core, worker, q);
   t.live = mha_min(mha_query_count(v, q->b) - q->i, q->n);
   delivery average = {NULL, true};
   if (wanted->average)

@@ -27,7 +27,8 @@ static uint8_t value_kind(const float *row, int64_t n) {
 
 void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, float *values,
                         uint8_t *kinds) {
-  const mha_view v = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
+  const mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
+  const mha_view v = mha_numbers_fetch(&stored, block->fetched);
   for (int64_t j = 0; j < v.rows; j++) {
     const float *from = v.data + j * v.row_stride;
     float *to = values + j * mha_poison_stride(core);

@@ -467,9 +467,9 @@ static void tensors_are_described(void **state) {
   assert_string_equal(t[3].name, "zero");
   assert_string_equal(t[0].type, "F16");
   assert_string_equal(t[2].type, "F8_XYZ");
-  assert_int_equal(t[0].element, MHA_ELEMENT_F16);
-  assert_int_equal(t[1].element, MHA_ELEMENT_F32);
-  assert_int_equal(t[2].element, MHA_ELEMENT_OTHER);
+  assert_int_equal(t[0].element, MHA_FILE_F16);
+  assert_int_equal(t[1].element, MHA_FILE_F32);
+  assert_int_equal(t[2].element, MHA_FILE_OTHER);
   assert_int_equal(t[1].rank, 2);
   assert_int_equal(t[1].shape[0], 2);
   assert_int_equal(t[1].shape[1], 3);
@@ -493,18 +493,18 @@ static void types_have_their_sizes(void **state) {
   static const struct {
     const char *text;
     size_t bits;
-    mha_element element;
+    mha_file_type element;
   } rows[] = {
-      {"BOOL", 8, MHA_ELEMENT_OTHER},    {"U8", 8, MHA_ELEMENT_OTHER},
-      {"I8", 8, MHA_ELEMENT_OTHER},      {"F8_E5M2", 8, MHA_ELEMENT_OTHER},
-      {"F8_E4M3", 8, MHA_ELEMENT_OTHER}, {"F8_E8M0", 8, MHA_ELEMENT_OTHER},
-      {"I16", 16, MHA_ELEMENT_OTHER},    {"U16", 16, MHA_ELEMENT_OTHER},
-      {"F16", 16, MHA_ELEMENT_F16},      {"BF16", 16, MHA_ELEMENT_BF16},
-      {"I32", 32, MHA_ELEMENT_OTHER},    {"U32", 32, MHA_ELEMENT_OTHER},
-      {"F32", 32, MHA_ELEMENT_F32},      {"F64", 64, MHA_ELEMENT_F64},
-      {"I64", 64, MHA_ELEMENT_OTHER},    {"U64", 64, MHA_ELEMENT_OTHER},
-      {"C64", 64, MHA_ELEMENT_OTHER},    {"F4", 4, MHA_ELEMENT_OTHER},
-      {"F6_E2M3", 6, MHA_ELEMENT_OTHER}, {"F6_E3M2", 6, MHA_ELEMENT_OTHER},
+      {"BOOL", 8, MHA_FILE_OTHER},    {"U8", 8, MHA_FILE_OTHER},
+      {"I8", 8, MHA_FILE_OTHER},      {"F8_E5M2", 8, MHA_FILE_OTHER},
+      {"F8_E4M3", 8, MHA_FILE_OTHER}, {"F8_E8M0", 8, MHA_FILE_OTHER},
+      {"I16", 16, MHA_FILE_OTHER},    {"U16", 16, MHA_FILE_OTHER},
+      {"F16", 16, MHA_FILE_F16},      {"BF16", 16, MHA_FILE_BF16},
+      {"I32", 32, MHA_FILE_OTHER},    {"U32", 32, MHA_FILE_OTHER},
+      {"F32", 32, MHA_FILE_F32},      {"F64", 64, MHA_FILE_F64},
+      {"I64", 64, MHA_FILE_OTHER},    {"U64", 64, MHA_FILE_OTHER},
+      {"C64", 64, MHA_FILE_OTHER},    {"F4", 4, MHA_FILE_OTHER},
+      {"F6_E2M3", 6, MHA_FILE_OTHER}, {"F6_E3M2", 6, MHA_FILE_OTHER},
   };
   (void)state;
   for (size_t i = 0; i < COUNT(rows); i++) {

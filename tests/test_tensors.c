@@ -351,7 +351,7 @@ static void folders_are_listed(void **state) {
     assert_ptr_equal(look_up(&tensors, names[i]), &tensors.items[i]);
   }
   assert_string_equal(tensors.items[3].type, "<i4");
-  assert_int_equal(tensors.items[3].element, MHA_ELEMENT_OTHER);
+  assert_int_equal(tensors.items[3].element, MHA_FILE_OTHER);
   assert_string_equal(tensors.items[2].type, "|b1");
   assert_memory_equal(tensors.items[0].data, six, sizeof six);
   mha_tensors_close(&tensors);
@@ -369,7 +369,7 @@ static void other_arrays_in_a_folder(void **state) {
     open_well("files", i % 2, &tensors);
     assert_int_equal(tensors.n, 3);
     const mha_file_tensor *x = find(&tensors, "x");
-    assert_int_equal(x->element, MHA_ELEMENT_OTHER);
+    assert_int_equal(x->element, MHA_FILE_OTHER);
     assert_string_equal(x->type, types[i]);
     assert_int_equal(x->rank + x->n_elements + (int64_t)x->bytes, 0);
     assert_null(x->data);

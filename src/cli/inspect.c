@@ -72,7 +72,7 @@ static void print_parts(const mha_layer_names *layer) {
     print_kind(tensor);
     printf(" ");
     print_text(tensor->name);
-    puts(tensor->element == MHA_ELEMENT_OTHER ? "  (a type that is not loaded)" : "");
+    puts(tensor->element == MHA_FILE_OTHER ? "  (a type that is not loaded)" : "");
   }
 }
 

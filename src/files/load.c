@@ -31,7 +31,7 @@ static void release_loaded(void *state) {
 static mha_status check_types(const mha_layer_names *layer, const char *path, mha_error *error) {
   for (int part = 0; part < MHA_N_PARTS; part++) {
     const mha_file_tensor *tensor = layer->parts[part];
-    if (tensor && tensor->element == MHA_ELEMENT_OTHER)
+    if (tensor && tensor->element == MHA_FILE_OTHER)
       return mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "%s: %s holds the type \"%s\"; rule: float32, float64, float16 or bfloat16",
                       mha_shown_path(path), mha_shown_path(tensor->name), tensor->type);

@@ -26,18 +26,15 @@ static const char metadata_key[] = "__metadata__";
 static const struct {
   char text[12];
   int bits; /* of one element */
-  mha_element element;
+  mha_file_type element;
 } types[] = {
-    {"F32", 32, MHA_ELEMENT_F32},      {"F64", 64, MHA_ELEMENT_F64},
-    {"F16", 16, MHA_ELEMENT_F16},      {"BF16", 16, MHA_ELEMENT_BF16},
-    {"BOOL", 8, MHA_ELEMENT_OTHER},    {"U8", 8, MHA_ELEMENT_OTHER},
-    {"I8", 8, MHA_ELEMENT_OTHER},      {"F8_E5M2", 8, MHA_ELEMENT_OTHER},
-    {"F8_E4M3", 8, MHA_ELEMENT_OTHER}, {"F8_E8M0", 8, MHA_ELEMENT_OTHER},
-    {"I16", 16, MHA_ELEMENT_OTHER},    {"U16", 16, MHA_ELEMENT_OTHER},
-    {"I32", 32, MHA_ELEMENT_OTHER},    {"U32", 32, MHA_ELEMENT_OTHER},
-    {"I64", 64, MHA_ELEMENT_OTHER},    {"U64", 64, MHA_ELEMENT_OTHER},
-    {"C64", 64, MHA_ELEMENT_OTHER},    {"F4", 4, MHA_ELEMENT_OTHER},
-    {"F6_E2M3", 6, MHA_ELEMENT_OTHER}, {"F6_E3M2", 6, MHA_ELEMENT_OTHER},
+    {"F32", 32, MHA_FILE_F32},      {"F64", 64, MHA_FILE_F64},      {"F16", 16, MHA_FILE_F16},
+    {"BF16", 16, MHA_FILE_BF16},    {"BOOL", 8, MHA_FILE_OTHER},    {"U8", 8, MHA_FILE_OTHER},
+    {"I8", 8, MHA_FILE_OTHER},      {"F8_E5M2", 8, MHA_FILE_OTHER}, {"F8_E4M3", 8, MHA_FILE_OTHER},
+    {"F8_E8M0", 8, MHA_FILE_OTHER}, {"I16", 16, MHA_FILE_OTHER},    {"U16", 16, MHA_FILE_OTHER},
+    {"I32", 32, MHA_FILE_OTHER},    {"U32", 32, MHA_FILE_OTHER},    {"I64", 64, MHA_FILE_OTHER},
+    {"U64", 64, MHA_FILE_OTHER},    {"C64", 64, MHA_FILE_OTHER},    {"F4", 4, MHA_FILE_OTHER},
+    {"F6_E2M3", 6, MHA_FILE_OTHER}, {"F6_E3M2", 6, MHA_FILE_OTHER},
 };
 
 /* ---- Messages -------------------------------------------------------------------------------- */
@@ -359,7 +356,7 @@ static mha_status read_tensor(const source *s, const char *name, json_t *entry, 
   tensor->name = keep_text(place, name);
   tensor->type =
       type >= 0 ? types[type].text : keep_text(place, mha_shown_text(text, strlen(text), shown));
-  tensor->element = type >= 0 ? types[type].element : MHA_ELEMENT_OTHER;
+  tensor->element = type >= 0 ? types[type].element : MHA_FILE_OTHER;
   mha_status status = read_shape(s, json_object_get(entry, "shape"), tensor);
   if (!status)
     status = read_offsets(s, json_object_get(entry, "data_offsets"), tensor);

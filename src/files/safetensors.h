@@ -24,7 +24,7 @@ typedef struct mha_safetensors {
 } mha_safetensors;
 
 /* Checks the whole structure of a file that lies in memory. `name` is for messages. A type that is
- * not known is MHA_ELEMENT_OTHER; its size is not checked against its shape, all else is. The
+ * not known is MHA_FILE_OTHER; its size is not checked against its shape, all else is. The
  * header is parsed with memory of the C library, the result is in memory of `allocator` (NULL = the
  * C library). Errors: FORMAT; UNSUPPORTED for more than MHA_TENSOR_MAX_RANK dimensions; MEMORY;
  * then `parsed` is all zero. */

@@ -180,16 +180,16 @@ static mha_status list_folder(const char *path, DIR *folder, const mha_allocator
 
 /* For each type the element and both spellings, little-endian first. */
 static const struct {
-  mha_element element;
+  mha_file_type element;
   const char *text[2];
 } npy_types[] = {
-    [MHA_NPY_F2] = {MHA_ELEMENT_F16, {"<f2", ">f2"}},
-    [MHA_NPY_F4] = {MHA_ELEMENT_F32, {"<f4", ">f4"}},
-    [MHA_NPY_F8] = {MHA_ELEMENT_F64, {"<f8", ">f8"}},
-    [MHA_NPY_I4] = {MHA_ELEMENT_OTHER, {"<i4", ">i4"}},
-    [MHA_NPY_I8] = {MHA_ELEMENT_OTHER, {"<i8", ">i8"}},
-    [MHA_NPY_U1] = {MHA_ELEMENT_OTHER, {"|u1", "|u1"}},
-    [MHA_NPY_B1] = {MHA_ELEMENT_OTHER, {"|b1", "|b1"}},
+    [MHA_NPY_F2] = {MHA_FILE_F16, {"<f2", ">f2"}},
+    [MHA_NPY_F4] = {MHA_FILE_F32, {"<f4", ">f4"}},
+    [MHA_NPY_F8] = {MHA_FILE_F64, {"<f8", ">f8"}},
+    [MHA_NPY_I4] = {MHA_FILE_OTHER, {"<i4", ">i4"}},
+    [MHA_NPY_I8] = {MHA_FILE_OTHER, {"<i8", ">i8"}},
+    [MHA_NPY_U1] = {MHA_FILE_OTHER, {"|u1", "|u1"}},
+    [MHA_NPY_B1] = {MHA_FILE_OTHER, {"|b1", "|b1"}},
 };
 
 /* An array of one dimension is row-major however it is called. */
@@ -224,7 +224,7 @@ static mha_status open_array(const char *path, bool read_into_memory,
   mha_mapping_close(map);
   memcpy(type, header.descr, sizeof header.descr);
   tensor->type = type;
-  tensor->element = MHA_ELEMENT_OTHER;
+  tensor->element = MHA_FILE_OTHER;
   return MHA_OK;
 }
 
@@ -319,7 +319,7 @@ void mha_tensors_close(mha_file_tensors *tensors) {
 /* ---- The numbers ----------------------------------------------------------------------------- */
 
 bool mha_tensor_is_usable(const mha_file_tensor *tensor) {
-  return tensor->element == MHA_ELEMENT_F32 && !tensor->column_major &&
+  return tensor->element == MHA_FILE_F32 && !tensor->column_major &&
          tensor->big_endian == mha_machine_is_big_endian() &&
          (uintptr_t)tensor->data % alignof(float) == 0;
 }
@@ -338,13 +338,13 @@ void mha_tensor_convert(const mha_file_tensor *tensor, float *target) {
                            .column_major = tensor->column_major,
                            .rank = tensor->rank,
                            .n_elements = tensor->n_elements};
-  if (tensor->element == MHA_ELEMENT_BF16) {
+  if (tensor->element == MHA_FILE_BF16) {
     convert_bfloat16(tensor, target);
     return;
   }
-  header.type = tensor->element == MHA_ELEMENT_F16   ? MHA_NPY_F2
-                : tensor->element == MHA_ELEMENT_F32 ? MHA_NPY_F4
-                                                     : MHA_NPY_F8;
+  header.type = tensor->element == MHA_FILE_F16   ? MHA_NPY_F2
+                : tensor->element == MHA_FILE_F32 ? MHA_NPY_F4
+                                                  : MHA_NPY_F8;
   memcpy(header.shape, tensor->shape, sizeof header.shape);
   mha_npy_convert(&header, 0, tensor->n_elements, tensor->data, MHA_NPY_FLOATS, target);
 }

@@ -10,19 +10,19 @@
 
 /* The types that become float32. Tensors of other types may be in a file as long as nobody asks for
  * their numbers. */
-typedef enum mha_element {
-  MHA_ELEMENT_F32,
-  MHA_ELEMENT_F64,
-  MHA_ELEMENT_F16,
-  MHA_ELEMENT_BF16,
-  MHA_ELEMENT_OTHER
-} mha_element;
+typedef enum mha_file_type {
+  MHA_FILE_F32,
+  MHA_FILE_F64,
+  MHA_FILE_F16,
+  MHA_FILE_BF16,
+  MHA_FILE_OTHER
+} mha_file_type;
 
 /* One tensor. Nothing of it is owned. */
 typedef struct mha_file_tensor {
   const char *name; /* UTF-8, zero-terminated, without control characters */
   const char *type; /* as the file spells it, such as "F32", "I64" or "<f4"; for messages */
-  mha_element element;
+  mha_file_type element;
   bool big_endian;
   bool column_major;
   int rank; /* 0 = a single number */

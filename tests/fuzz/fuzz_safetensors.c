@@ -15,7 +15,7 @@ bool fuzz_accepted;
 enum { MOST_ELEMENTS = 1 << 16, LENGTH_BYTES = 8 };
 
 static void convert(const mha_file_tensor *tensor) {
-  if (tensor->element == MHA_ELEMENT_OTHER || tensor->n_elements > MOST_ELEMENTS)
+  if (tensor->element == MHA_FILE_OTHER || tensor->n_elements > MOST_ELEMENTS)
     return;
   const size_t bytes = (size_t)tensor->n_elements * sizeof(float);
   float *numbers = malloc(bytes + (bytes == 0));
