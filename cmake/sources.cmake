@@ -26,6 +26,7 @@ set(MHA_SOURCES
     src/core.c
     src/cache.c
     src/cache_rows.c
+    src/recompute.c
     src/observe.c
     src/tiles.c
     src/visibility.c

@@ -1,17 +1,12 @@
 /* Owns what can be asked for besides the output. Weights are made after the core has run, from
- * scores computed once more and each row's maximum and sum:
- *
- *   P = exp(S - max) / denominator       [Lq][Lk] per entry and head
- *
- * so that asking cannot change a bit of the output and costs no L×L buffer but the caller's. */
+ * scores computed once more, so that asking cannot change a bit of the output and costs no L×L
+ * buffer but the caller's. */
 #include "observe.h"
 
 #include "attention.h"
-#include "block.h"
-#include "softmax.h"
+#include "recompute.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- log-sum-exp ---- */
 
@@ -35,59 +30,6 @@ typedef struct observed_tile {
   mha_stage stage;
 } observed_tile;
 
-/* What a hidden key shows. */
-static float hidden_value(mha_stage stage) {
-  return stage == MHA_STAGE_WEIGHTS ? 0.0f : -INFINITY;
-}
-
-static bool shows_hidden_scores(mha_stage stage) {
-  return stage == MHA_STAGE_SCALED || stage == MHA_STAGE_CAPPED;
-}
-
-/* The keys for which query r of the block shows a number, not the value of a hidden key. */
-static mha_range shown_keys(const observed_tile *t, int64_t r) {
-  const mha_visibility *v = &t->core->visibility;
-  const mha_block *q = &t->block;
-  const mha_range none = {0, 0};
-  if (!shows_hidden_scores(t->stage))
-    return mha_visible_keys(v, q->b, q->i + r);
-  return q->i + r < mha_query_count(v, q->b) ? mha_present_keys(v, q->b) : none;
-}
-
-static void weights_from_scores(const mha_core *core, int64_t h, int64_t index, float *row,
-                                int64_t n) {
-  const float max = core->row_max[index];
-  if (max == -INFINITY) { /* an empty row, though a range of keys was left to it */
-    memset(row, 0, (size_t)n * sizeof *row);
-    return;
-  }
-  const float sum = mha_core_denominator(core, h, max, core->row_sum[index]);
-  if (isnan(sum)) { /* a NaN or +inf score: every visible weight is NaN, hidden ones stay 0 */
-    for (int64_t j = 0; j < n; j++)
-      row[j] = row[j] == -INFINITY ? 0.0f : NAN;
-    return;
-  }
-  (void)mha_row_exp(row, n, max);
-  mha_row_scale(row, n, 1.0f / sum);
-}
-
-/* Brings scaled scores of head h and query i to the stage asked for. */
-static void advance_to_stage(const observed_tile *t, int64_t h, int64_t i, mha_range keys,
-                             float *row) {
-  const mha_core *core = t->core;
-  const int64_t b = t->block.b;
-  const int64_t n = keys.end - keys.begin;
-  if (t->stage == MHA_STAGE_SCALED)
-    return;
-  if (core->softcap > 0.0f)
-    mha_row_softcap(row, n, core->softcap);
-  if (t->stage == MHA_STAGE_CAPPED)
-    return;
-  mha_visibility_apply(&core->visibility, b, h, i, keys, row);
-  if (t->stage == MHA_STAGE_WEIGHTS)
-    weights_from_scores(core, h, mha_core_row_index(core, b, h, i), row, n);
-}
-
 /* Where the weights go: written to [heads][Lq][Lk] or, as each head's share, added to [Lq][Lk]. */
 typedef struct delivery {
   float *into; /* of the block's first head and query */
@@ -108,26 +50,23 @@ static void deliver(const observed_tile *t, int64_t k, int64_t r, mha_range keys
 static mha_status observe_tile(const observed_tile *t, mha_range rows, mha_range keys,
                                const delivery *d) {
   const mha_block tile = mha_block_rows(&t->block, rows);
-  const mha_status status = mha_block_scores(t->core, &tile, keys);
+  const mha_status status = mha_recompute_tile(t->core, &tile, keys, t->stage);
   for (int64_t k = 0; !status && k < tile.heads; k++)
     for (int64_t r = 0; r < tile.n; r++) {
-      const mha_range mine = mha_range_intersect(shown_keys(t, rows.begin + r), keys);
-      if (mha_range_is_empty(mine))
-        continue;
-      float *row = tile.scores + (k * tile.n + r) * tile.score_stride + (mine.begin - keys.begin);
-      advance_to_stage(t, tile.h + k, tile.i + r, mine, row);
-      deliver(t, k, rows.begin + r, mine, row, d);
+      const mha_range shown = mha_recompute_shown(t->core, t->stage, tile.b, tile.i + r);
+      const mha_range mine = mha_range_intersect(shown, keys);
+      const float *row = tile.scores + (k * tile.n + r) * tile.score_stride;
+      if (!mha_range_is_empty(mine))
+        deliver(t, k, rows.begin + r, mine, row + (mine.begin - keys.begin), d);
     }
   return status;
 }
 
-/* Fills in the rows of a block, which hold the value of a hidden key already. Visible keys are
- * walked as the core walked them, so that the scores have the bits whose maximum the core kept: a
- * score above it would make exp overflow. */
+/* Fills in the rows of a block, which hold the value of a hidden key already. */
 static mha_status observe_block(const observed_tile *t, const delivery *d) {
   const mha_core *core = t->core;
   const mha_block *q = &t->block;
-  mha_tile_walk walk = shows_hidden_scores(t->stage)
+  mha_tile_walk walk = mha_recompute_shows_all(t->stage)
                            ? mha_walk_everything(&core->visibility, &core->cut, q->b, q->i, t->live)
                            : mha_walk_visible(&core->visibility, &core->cut, q->b, q->i, t->live);
   mha_status status = MHA_OK;
@@ -149,7 +88,7 @@ static mha_status observe_weights(observed_tile *t) {
   const delivery d = {wanted->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
   t->stage = wanted->stage;
   for (int64_t k = 0; k < q->heads; k++)
-    fill(d.into + k * v->Lq * v->Lk, q->n * v->Lk, hidden_value(t->stage));
+    fill(d.into + k * v->Lq * v->Lk, q->n * v->Lk, mha_recompute_hidden(t->stage));
   return observe_block(t, &d);
 }
 
