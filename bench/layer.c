@@ -12,7 +12,7 @@ typedef struct layer_state {
   mha_cache **caches;                       /* [n_sets]; NULL where past is 0 */
   mha_context *contexts[BENCH_MAX_THREADS]; /* one for each thread count */
   size_t workspace[BENCH_MAX_THREADS];
-  mha_attention attention;
+  mha_rules rules;
   mha_forward_args args;
 } layer_state;
 
@@ -108,14 +108,14 @@ static bool create_context(layer_state *state, int index) {
 
 static void describe_call(layer_state *state) {
   const bench_problem *problem = state->problem;
-  MHA_INIT(&state->attention);
-  state->attention.causal = problem->shape.causal;
+  MHA_INIT(&state->rules);
+  state->rules.causal = problem->shape.causal;
   MHA_INIT(&state->args);
   state->args.batch = problem->shape.batch;
   state->args.query_length = problem->shape.length;
   state->args.query = problem->input;
   state->args.output = problem->output;
-  state->args.attention = &state->attention;
+  state->args.rules = &state->rules;
 }
 
 static void destroy(void *opaque) {

@@ -15,6 +15,7 @@ set(MHA_SOURCES
     src/forward.c
     src/forward_call.c
     src/attend.c
+    src/merge.c
     src/rules.c
     src/reserve.c
     src/workspace.c
@@ -53,6 +54,7 @@ set(MHA_SOURCES
     src/files/tensors.c
     src/files/names.c
     src/files/sizes.c
+    src/files/file.c
     src/files/load.c
     src/files/save.c)
 

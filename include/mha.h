@@ -96,6 +96,9 @@
 #define MHA_VERSION_STRING "0.1.0"
 /** @} */
 
+/** The release as one number that grows with it: 10000·major + 100·minor + patch. */
+#define MHA_VERSION_NUMBER 100
+
 /** Marks what the library exports. */
 #if defined(MHA_STATIC)
 #define MHA_API
@@ -194,6 +197,27 @@ typedef enum mha_element {
   MHA_F32 = 0 /**< float, 32 bits, in the machine's byte order */
 } mha_element;
 
+/**
+ * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
+ * order; otherwise each counts as given where its extent exceeds 1, size_stride 1 and row_stride at
+ * least size. [B][H][L][d] is row_stride d, head_stride L·d; one of the three in a packed
+ * [B][L][3][H][d] is row_stride 3·H·d. Batch and head stride may be 0 (the same for all). The size
+ * dimension must have stride 1. Begins as {0}.
+ */
+typedef struct mha_tensor {
+  const void *data;     /**< element (0, 0, 0, 0) */
+  int64_t batch;        /**< B; with packed input 1, length = all rows */
+  int64_t length;       /**< Lq or Lk */
+  int64_t heads;        /**< H or G */
+  int64_t size;         /**< d or dv */
+  int64_t batch_stride; /**< elements from one batch entry to the next */
+  int64_t row_stride;   /**< from one row to the next */
+  int64_t head_stride;  /**< from one head to the next */
+  int64_t size_stride;  /**< 1, or 0 if all are 0 */
+  int32_t element;      /**< mha_element of data */
+  int32_t reserved;     /**< 0 */
+} mha_tensor;
+
 /* ---- Weights: one layer ---------------------------------------------------------------------- */
 
 /**
@@ -225,7 +249,7 @@ typedef enum mha_rope {
  */
 typedef struct mha_config {
   size_t struct_size;      /**< set by mha_config_init or MHA_INIT */
-  uint32_t flags;          /**< MHA_SCALE, MHA_READ_FILE or 0 */
+  uint32_t flags;          /**< MHA_SCALE or 0 */
   float scale;             /**< factor of q·k when MHA_SCALE is set, 0 and negative included;
                                 otherwise 1/√d */
   float softcap;           /**< c of c·tanh(s/c), at least 0; 0 = none */
@@ -249,11 +273,8 @@ typedef struct mha_config {
   const mha_allocator *allocator; /**< for the weights object; NULL = the C library */
 } mha_config;
 
-/** Bit of flags in mha_config and mha_attention: `scale` counts. */
+/** Bit of flags in mha_config and mha_rules: `scale` counts. */
 #define MHA_SCALE UINT32_C(1)
-
-/** Bit of mha_config.flags, for mha_weights_load: read the files into memory, do not map them. */
-#define MHA_READ_FILE UINT32_C(16)
 
 /** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks none of them:
  *  mha_weights_create does. Does nothing where config is NULL or struct_size too small for one.
@@ -284,6 +305,9 @@ typedef enum mha_ownership {
                       call uses them */
 } mha_ownership;
 
+/** Gives back what `user` stands for. It is called once and must not enter the library. */
+typedef void mha_release_function(void *user);
+
 /**
  * One layer's numbers. Shapes are given for MHA_IN_OUT; with MHA_OUT_IN both dimensions change
  * places. Either goes to BLAS as it lies. A leading dimension is the distance between rows, 0 =
@@ -295,10 +319,14 @@ typedef struct mha_matrices {
   size_t struct_size;       /**< set by MHA_INIT */
   int32_t orientation;      /**< mha_orientation, needed as soon as one matrix is given */
   int32_t ownership;        /**< mha_ownership */
-  const float *query;       /**< Wq [Eq][H·d] */
-  const float *key;         /**< Wk [Ek][G·d] */
-  const float *value;       /**< Wv [Ev][G·dv] */
-  const float *output;      /**< Wo [H·dv][Eo] */
+  const void *query;        /**< Wq [Eq][H·d] */
+  const void *key;          /**< Wk [Ek][G·d] */
+  const void *value;        /**< Wv [Ev][G·dv] */
+  const void *output;       /**< Wo [H·dv][Eo] */
+  int32_t query_element;    /**< mha_element of Wq */
+  int32_t key_element;      /**< likewise of Wk */
+  int32_t value_element;    /**< likewise of Wv */
+  int32_t output_element;   /**< likewise of Wo */
   int64_t query_ld;         /**< leading dimension of Wq, 0 = dense */
   int64_t key_ld;           /**< likewise of Wk */
   int64_t value_ld;         /**< likewise of Wv */
@@ -310,7 +338,11 @@ typedef struct mha_matrices {
   const float *query_norm;  /**< weight of the normalisation of Q: [d] or [H·d] as config.norm has
                                  it; NULL = ones. Given only where norm is set */
   const float *key_norm;    /**< the same of K: [d] or [G·d] */
-  const float *sinks;       /**< [H] extra logits, as in mha_attention, where a call gives none */
+  const float *sinks;       /**< [H] extra logits, as in mha_rules, where a call gives none */
+  mha_release_function *release; /**< with MHA_BORROW: called with release_user when the layer needs
+                                      the arrays no more, by the thread that gives the last
+                                      reference back. Not if creation fails. NULL = nobody asks */
+  void *release_user;            /**< passed to release */
 } mha_matrices;
 
 /**
@@ -350,8 +382,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  *
  * The files are mapped, and float32 numbers are used where they lie: a file must not be changed
  * while the layer lives (replacing it by rename is safe), and if it is cut short, reading the
- * numbers ends the process (SIGBUS). With MHA_READ_FILE in config->flags everything is read into
- * memory first; a layer that is a small part of it then keeps only its own numbers. float64,
+ * numbers ends the process (SIGBUS): mha_file_open can read them into memory instead. float64,
  * float16, bfloat16, and numbers that lie unaligned, column-major or in the other byte order are
  * converted once, into memory that the layer owns. A header of more than 100 MB, 262144 tensors or
  * 65536 metadata entries is refused. So is a file of another kind (GGUF, PyTorch's .pt, HDF5, .npz,
@@ -372,6 +403,140 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
 MHA_API MHA_MUST_CHECK mha_status mha_weights_load(const mha_config *config, const char *path,
                                                    const char *prefix, mha_weights **weights,
                                                    mha_error *error);
+
+/* A file, once for many layers. */
+
+/** Bit of mha_file_options.flags: read the files into memory, do not map them. */
+#define MHA_READ_FILE UINT32_C(16)
+
+/** How a file is opened. Zero means: mapped, memory of the C library. */
+typedef struct mha_file_options {
+  size_t struct_size;             /**< set by MHA_INIT */
+  uint32_t flags;                 /**< MHA_READ_FILE or 0 */
+  int32_t reserved;               /**< 0 */
+  const mha_allocator *allocator; /**< for the file object, and for what is read into memory;
+                                       NULL = the C library */
+  mha_release_function *release; /**< for mha_file_open_bytes: called with release_user when neither
+                                      the file nor a layer of it needs the bytes, by the thread
+                                      that ends the last of them. Not if opening fails. NULL =
+                                      nobody asks */
+  void *release_user;            /**< passed to release */
+} mha_file_options;
+
+/**
+ * Weights as they lie in a file or a folder: tensors, and the layers that their names make. It
+ * lives until it is destroyed and no layer uses its numbers any more.
+ * Thread rule: immutable; any number of threads may ask it and load from it at once.
+ */
+typedef struct mha_file mha_file;
+
+/**
+ * Opens a safetensors file or a folder of .npy files, as mha_weights_load describes them, and
+ * checks the whole of it. A tensor of a type that is not loaded may be in it.
+ * @param path    not NULL.
+ * @param options NULL = all defaults.
+ * @param file    receives it; give it back with mha_file_destroy. NULL on failure. Not NULL.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, VALUE, IO, FORMAT, UNSUPPORTED, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_file_open(const char *path, const mha_file_options *options,
+                                                mha_file **file, mha_error *error);
+
+/**
+ * The same of the bytes of a safetensors file that are in memory already. They are borrowed: they
+ * stay and do not change until the file and the layers that use their numbers are gone, of which
+ * options->release tells.
+ * @param bytes   not NULL; numbers in it that are not aligned as a float is are converted.
+ * @param n_bytes how many.
+ * @param options as in mha_file_open, without MHA_READ_FILE.
+ * @param file    likewise.
+ * @param error   likewise.
+ * Errors: those of mha_file_open but IO.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_file_open_bytes(const void *bytes, size_t n_bytes,
+                                                      const mha_file_options *options,
+                                                      mha_file **file, mha_error *error);
+
+/** Gives the file back. Layers that were loaded from it keep what they need. NULL is ignored. */
+MHA_API void mha_file_destroy(mha_file *file);
+
+/** The most dimensions that a tensor of a file can have. */
+#define MHA_MAX_RANK 8
+
+/** A tensor of a file. What it points to lives as long as the file object. */
+typedef struct mha_tensor_info {
+  size_t struct_size;          /**< set by MHA_INIT */
+  const char *name;            /**< UTF-8 without control characters */
+  const char *type;            /**< as the file spells it, such as "F32", "BF16" or "<f4" */
+  int32_t is_loaded;           /**< nonzero: of a type that becomes a layer's numbers */
+  int32_t rank;                /**< 0 = a single number */
+  int64_t shape[MHA_MAX_RANK]; /**< the first `rank` count */
+  const void *data;            /**< the bytes as they lie; NULL where they cannot be told */
+  size_t bytes;                /**< how many */
+} mha_tensor_info;
+
+/** The parts of a layer in a file. Wqkv and bqkv hold the rows or columns of three, one after the
+ *  other; a layer has either those or the three. */
+typedef enum mha_part {
+  MHA_PART_WQ = 0,          /**< Wq */
+  MHA_PART_WK = 1,          /**< Wk */
+  MHA_PART_WV = 2,          /**< Wv */
+  MHA_PART_WQKV = 3,        /**< Wq, Wk and Wv in one */
+  MHA_PART_WO = 4,          /**< Wo */
+  MHA_PART_BQ = 5,          /**< bq */
+  MHA_PART_BK = 6,          /**< bk */
+  MHA_PART_BV = 7,          /**< bv */
+  MHA_PART_BQKV = 8,        /**< bq, bk and bv in one */
+  MHA_PART_BO = 9,          /**< bo */
+  MHA_PART_QUERY_NORM = 10, /**< the weight of the normalisation of Q */
+  MHA_PART_KEY_NORM = 11,   /**< of K */
+  MHA_PART_SINKS = 12       /**< sinks */
+} mha_part;
+
+/** How many parts there are. */
+#define MHA_N_PARTS 13
+
+/** A layer of a file, as far as names tell. What it points to lives as long as the file object. */
+typedef struct mha_layer_info {
+  size_t struct_size;      /**< set by MHA_INIT */
+  const char *prefix;      /**< what stands before its tensors' names, for mha_weights_load_from */
+  const char *family;      /**< whose names they are, such as "PyTorch, packed" */
+  int32_t orientation;     /**< mha_orientation */
+  int32_t is_complete;     /**< nonzero: nothing is missing */
+  const char *missing;     /**< the names of what is missing, or "" */
+  const char *unsupported; /**< the name of a tensor that would change the result in a way that
+                                is not computed, or NULL */
+  int64_t parts[MHA_N_PARTS]; /**< the tensor that is each mha_part, by its index; −1 = none */
+} mha_layer_info;
+
+/** Stores how many tensors the file has, in the order of their names, and how many layers, in the
+ *  order of theirs. Either place may be NULL. Errors: NULL (the file). */
+MHA_API MHA_MUST_CHECK mha_status mha_file_count(const mha_file *file, int64_t *n_tensors,
+                                                 int64_t *n_layers, mha_error *error);
+
+/** Describes tensor `index` in *info, whose struct_size must be set. Errors: NULL, STRUCT_SIZE,
+ *  LENGTH (no such tensor). */
+MHA_API MHA_MUST_CHECK mha_status mha_file_tensor(const mha_file *file, int64_t index,
+                                                  mha_tensor_info *info, mha_error *error);
+
+/** Describes layer `index` in *info, whose struct_size must be set: whatever has a matrix or a bias
+ *  of q, k or v under some prefix. Errors: NULL, STRUCT_SIZE, LENGTH (no such layer). */
+MHA_API MHA_MUST_CHECK mha_status mha_file_layer(const mha_file *file, int64_t index,
+                                                 mha_layer_info *info, mha_error *error);
+
+/**
+ * Makes a layer from an open file, as mha_weights_load does it from a path. float32 numbers are
+ * used where they lie, which keeps the file's bytes, mapped or read, as long as the layer lives.
+ * @param config as in mha_weights_load.
+ * @param file   not NULL.
+ * @param prefix as in mha_weights_load.
+ * @param weights receives the layer, as in mha_weights_create.
+ * @param error  receives the outcome, or NULL.
+ * Errors: those of mha_weights_load but IO and FORMAT.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_load_from(const mha_config *config, mha_file *file,
+                                                        const char *prefix, mha_weights **weights,
+                                                        mha_error *error);
 
 /**
  * Writes a layer's matrices, biases, norms and sinks as float32 into a safetensors file that
@@ -505,7 +670,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_context_reserve(mha_context *context,
 
 /* ---- Who attends to whom, and how scores are made -------------------------------------------- */
 
-/** Bits of mha_attention.flags, beside MHA_SCALE. @{ */
+/** Bits of mha_rules.flags, beside MHA_SCALE. @{ */
 #define MHA_SOFTCAP UINT32_C(2) /**< softcap counts although it is 0: no softcap in this call */
 #define MHA_WINDOW  UINT32_C(4) /**< window_left and window_right count */
 /** @} */
@@ -517,7 +682,7 @@ typedef enum mha_alignment {
   MHA_ALIGN_OFFSET = 2        /**< off given */
 } mha_alignment;
 
-/** Which numbers mha_attention.weights receives. */
+/** Which numbers mha_results.weights receives. */
 typedef enum mha_stage {
   MHA_STAGE_WEIGHTS = 0, /**< after softmax; 0 where hidden. Rows sum to 1 less the sink's share */
   MHA_STAGE_SCALED = 1, /**< scale·q·k, for every j < key length, hidden ones too; −∞ beyond */
@@ -532,7 +697,7 @@ typedef enum mha_stage {
  * something else hides are not looked at.
  */
 typedef struct mha_mask {
-  const uint8_t *data;  /**< [batch][heads][rows][columns], or NULL = no mask */
+  const void *data;     /**< [batch][heads][rows][columns] bytes, or NULL = no mask */
   int64_t batch;        /**< 1 or B */
   int64_t heads;        /**< 1 or H */
   int64_t rows;         /**< 1 or Lq */
@@ -540,11 +705,13 @@ typedef struct mha_mask {
   int64_t batch_stride; /**< elements from one batch entry to the next */
   int64_t head_stride;  /**< from one head to the next */
   int64_t row_stride;   /**< from one row to the next */
+  int32_t element;      /**< 0: bytes */
+  int32_t reserved;     /**< 0 */
 } mha_mask;
 
 /** A number added to each score; −∞ hides its key, even where it is NaN. Otherwise as mha_mask. */
 typedef struct mha_bias {
-  const float *data;    /**< [batch][heads][rows][columns], or NULL = no bias */
+  const void *data;     /**< [batch][heads][rows][columns], or NULL = no bias */
   int64_t batch;        /**< 1 or B */
   int64_t heads;        /**< 1 or H */
   int64_t rows;         /**< 1 or Lq */
@@ -552,6 +719,8 @@ typedef struct mha_bias {
   int64_t batch_stride; /**< as in mha_mask */
   int64_t head_stride;  /**< as in mha_mask */
   int64_t row_stride;   /**< as in mha_mask */
+  int32_t element;      /**< mha_element of data */
+  int32_t reserved;     /**< 0 */
 } mha_bias;
 
 /**
@@ -566,12 +735,12 @@ typedef struct mha_bias {
  * they hold NaN, and rows beyond a length need not be readable. Intermediate results must fit
  * float32: scale·q·k, and the sum of exp(s − max)·|v| over the visible keys.
  */
-typedef struct mha_attention {
+typedef struct mha_rules {
   size_t struct_size;     /**< set by MHA_INIT */
   uint32_t flags;         /**< MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW, as they apply */
   int32_t causal;         /**< nonzero: j ≤ i + off[b] */
   int32_t alignment;      /**< mha_alignment */
-  int32_t weights_stage;  /**< mha_stage of `weights` */
+  int32_t reserved;       /**< 0 */
   float scale;            /**< with MHA_SCALE: overrides the layer's; finite */
   float softcap;          /**< if not 0, or with MHA_SOFTCAP: overrides the layer's; ≥ 0 */
   int64_t offset;         /**< off[b] of every entry under MHA_ALIGN_OFFSET */
@@ -585,41 +754,27 @@ typedef struct mha_attention {
                                      of one long sequence (cu_seqlens); begins with 0, never
                                      decreases, ends within the rows given; rows behind the last
                                      are written like queries that see no key. NULL = not packed.
-                                     Excludes lengths, mask, bias, weights and average */
+                                     Excludes lengths, mask and bias, and in the results weights and
+                                     average */
   const int64_t *key_starts;    /**< [B+1], the same for keys; NULL with query_starts given and no
                                      key of its own = query_starts */
   mha_mask attend;              /**< boolean mask, nonzero = attend */
   mha_bias bias;                /**< additive mask or position bias */
   const float *alibi_slopes;    /**< [H], finite; NULL = none ("Train Short, Test Long", 2022) */
   const float *sinks;           /**< [H] extra logits without a value; −∞ = none; NULL = none */
-  float *weights;               /**< [B][H][Lq][Lk] dense, receives weights_stage, or NULL */
-  float *average;               /**< [B][Lq][Lk] dense, mean over heads of the weights, or NULL */
-  float *log_sum_exp;           /**< [B][H][Lq] dense ([H][rows] if packed), natural logarithm of
-                                     the sum of exp over visible keys, sink not included; −∞ for a
-                                     query that sees none; or NULL */
-} mha_attention;
+} mha_rules;
 
-/* ---- Tensors ----------------------------------------------------------------------------------
- */
-
-/**
- * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
- * order; otherwise each counts as given where its extent exceeds 1, size_stride 1 and row_stride at
- * least size. [B][H][L][d] is row_stride d, head_stride L·d; one of the three in a packed
- * [B][L][3][H][d] is row_stride 3·H·d. Batch and head stride may be 0 (the same for all). The size
- * dimension must have stride 1.
- */
-typedef struct mha_tensor {
-  const float *data;    /**< element (0, 0, 0, 0) */
-  int64_t batch;        /**< B; with packed input 1, length = all rows */
-  int64_t length;       /**< Lq or Lk */
-  int64_t heads;        /**< H or G */
-  int64_t size;         /**< d or dv */
-  int64_t batch_stride; /**< elements from one batch entry to the next */
-  int64_t row_stride;   /**< from one row to the next */
-  int64_t head_stride;  /**< from one head to the next */
-  int64_t size_stride;  /**< 1, or 0 if all are 0 */
-} mha_tensor;
+/** What step 3 is asked for beside its output. Asking changes no bit of the output. */
+typedef struct mha_results {
+  size_t struct_size; /**< set by MHA_INIT */
+  int32_t stage;      /**< mha_stage of `weights` */
+  int32_t reserved;   /**< 0 */
+  float *weights;     /**< [B][H][Lq][Lk] dense, receives `stage`, or NULL */
+  float *average; /**< [B][Lq][Lk] dense, mean over heads of the weights after softmax, or NULL */
+  float *log_sum_exp; /**< [B][H][Lq] dense ([H][rows] if packed), natural logarithm of the sum of
+                           exp over visible keys, sink not included; −∞ for a query that sees none;
+                           or NULL */
+} mha_results;
 
 /* ---- Key/value cache --------------------------------------------------------------------------
  */
@@ -748,7 +903,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
 
 /**
  * Everything that a layer call can be given. Strides count elements, 0 = dense, so that
- * [L][B][E] fits too: batch stride E, row stride B·E. With packed input (attention->query_starts)
+ * [L][B][E] fits too: batch stride E, row stride B·E. With packed input (rules->query_starts)
  * batch is the number of sequences, query_length and key_length are all rows together, and the
  * batch strides are not used. A row stride of one row may be anything; a batch stride that is 0 is
  * the row stride, if that is at least the width, times the rows.
@@ -775,8 +930,9 @@ typedef struct mha_forward_args {
   int64_t value_row_stride;    /**< of value, from one row to the next */
   int64_t output_batch_stride; /**< of output, from one batch entry to the next */
   int64_t output_row_stride;   /**< of output, from one row to the next */
-  const mha_attention *attention; /**< who attends to whom; NULL = everyone to everyone */
-  mha_cache *cache;               /**< where keys and values are kept, or NULL */
+  const mha_rules *rules;      /**< who attends to whom; NULL = everyone to everyone */
+  const mha_results *results;  /**< what is asked for beside the output; NULL = nothing */
+  mha_cache *cache;            /**< where keys and values are kept, or NULL */
   const int64_t *cache_entries; /**< [B] entry of the cache that each batch entry uses; NULL = b */
   const int64_t *new_lengths;   /**< [B] with a cache: how many of the rows are tokens, the others
                                      padding that is not read, 0..rows; NULL = all */
@@ -826,16 +982,17 @@ MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_we
 
 /** Where mha_attend writes and what it obeys. */
 typedef struct mha_attend_args {
-  size_t struct_size;             /**< set by MHA_INIT */
-  uint32_t flags;                 /**< MHA_ALLOW_EMPTY or 0 */
-  int32_t reserved;               /**< 0 */
-  int64_t n_sequences;            /**< sequences of packed input; otherwise 0 */
-  float *output;                  /**< [B][Lq][H][dv]; overlaps nothing else */
-  int64_t output_batch_stride;    /**< from one batch entry to the next; all three 0 = dense, and
-                                       one counts only where its extent exceeds 1 */
-  int64_t output_row_stride;      /**< from one row to the next */
-  int64_t output_head_stride;     /**< from one head to the next */
-  const mha_attention *attention; /**< NULL = everyone attends to everyone, scale 1/√d */
+  size_t struct_size;          /**< set by MHA_INIT */
+  uint32_t flags;              /**< MHA_ALLOW_EMPTY or 0 */
+  int32_t reserved;            /**< 0 */
+  int64_t n_sequences;         /**< sequences of packed input; otherwise 0 */
+  float *output;               /**< [B][Lq][H][dv]; overlaps nothing else */
+  int64_t output_batch_stride; /**< from one batch entry to the next; all three 0 = dense, and
+                                    one counts only where its extent exceeds 1 */
+  int64_t output_row_stride;   /**< from one row to the next */
+  int64_t output_head_stride;  /**< from one head to the next */
+  const mha_rules *rules;      /**< NULL = everyone attends to everyone, scale 1/√d */
+  const mha_results *results;  /**< what is asked for beside the output; NULL = nothing */
 } mha_attend_args;
 
 /**
@@ -851,6 +1008,37 @@ typedef struct mha_attend_args {
 MHA_API MHA_MUST_CHECK mha_status mha_attend(mha_context *context, const mha_tensor *q,
                                              const mha_tensor *k, const mha_tensor *v,
                                              const mha_attend_args *args, mha_error *error);
+
+/** Parts of one attention, each over keys of its own, and where the whole goes. */
+typedef struct mha_merge_args {
+  size_t struct_size;        /**< set by MHA_INIT */
+  int64_t n_parts;           /**< at least 1 */
+  const mha_tensor *outputs; /**< [n_parts], each [B][Lq][H][dv]: the results of the parts,
+                                  without sinks */
+  const float *const
+      *log_sum_exps;           /**< [n_parts], each [B][H][Lq] dense, as mha_results has them */
+  const float *sinks;          /**< [H] of the whole, as in mha_rules; NULL = none */
+  float *output;               /**< [B][Lq][H][dv] */
+  int64_t output_batch_stride; /**< as in mha_attend_args */
+  int64_t output_row_stride;   /**< likewise */
+  int64_t output_head_stride;  /**< likewise */
+  float *log_sum_exp;          /**< [B][H][Lq] of the whole, without sinks, or NULL */
+} mha_merge_args;
+
+/**
+ * Makes one attention of several over parts of its keys, for those who split the keys themselves:
+ *
+ *     lse = ln Σ_u exp(lse_u),   output = Σ_u exp(lse_u − lse)·output_u
+ *
+ * with a sink's share taken from the output at the end. A part in which a query sees no key (lse_u
+ * = −∞) adds nothing, whatever its output holds. The parts are added in their order. output may be
+ * one of the outputs, by address and strides, and log_sum_exp one of the log_sum_exps; otherwise
+ * they overlap nothing.
+ * Thread rule: touches its arguments alone, on the calling thread.
+ * Errors: NULL, STRUCT_SIZE, SIZE (parts of different shapes), STRIDE, OVERFLOW, VALUE, OVERLAP,
+ * UNSUPPORTED; nothing is written then.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_merge(const mha_merge_args *args, mha_error *error);
 
 /* ---- Trace ----------------------------------------------------------------------------------- */
 
@@ -883,6 +1071,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_context_trace(mha_context *context,
 
 /** Release of the library, such as "0.1.0"; static. */
 MHA_API const char *mha_version(void);
+
+/** The same as a number, to be compared with MHA_VERSION_NUMBER. */
+MHA_API int32_t mha_version_number(void);
 
 /**
  * Describes this build and machine in lines "key: value": version, blas, blas_threading,

@@ -80,6 +80,13 @@ mha_status mha_require_reserved(int32_t value, const char *name, mha_error *erro
                     : mha_fail(error, MHA_ERROR_VALUE, "%s is %d; rule: 0", name, (int)value);
 }
 
+mha_status mha_require_element(int32_t element, const char *array, const char *member,
+                               mha_error *error) {
+  return element == MHA_F32 ? MHA_OK
+                            : mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s%s is %d; rule: MHA_F32",
+                                       array, member, (int)element);
+}
+
 mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name, const void *given,
                              const char *given_name, mha_error *error) {
   if (size != 0 || !given || flags & MHA_ALLOW_EMPTY)

@@ -13,13 +13,18 @@
 #define MHA_ENDS_BEHIND(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
 enum {
   MHA_FIRST_CONFIG = MHA_ENDS_BEHIND(mha_config, allocator),
-  MHA_FIRST_MATRICES = MHA_ENDS_BEHIND(mha_matrices, sinks),
+  MHA_FIRST_MATRICES = MHA_ENDS_BEHIND(mha_matrices, release_user),
+  MHA_FIRST_FILE_OPTIONS = MHA_ENDS_BEHIND(mha_file_options, release_user),
+  MHA_FIRST_TENSOR_INFO = MHA_ENDS_BEHIND(mha_tensor_info, bytes),
+  MHA_FIRST_LAYER_INFO = MHA_ENDS_BEHIND(mha_layer_info, parts),
   MHA_FIRST_CONTEXT_OPTIONS = MHA_ENDS_BEHIND(mha_context_options, allocator),
   MHA_FIRST_SHAPE = MHA_ENDS_BEHIND(mha_shape, value_head_size),
-  MHA_FIRST_ATTENTION = MHA_ENDS_BEHIND(mha_attention, log_sum_exp),
+  MHA_FIRST_RULES = MHA_ENDS_BEHIND(mha_rules, sinks),
+  MHA_FIRST_RESULTS = MHA_ENDS_BEHIND(mha_results, log_sum_exp),
   MHA_FIRST_CACHE_OPTIONS = MHA_ENDS_BEHIND(mha_cache_options, allocator),
   MHA_FIRST_FORWARD_ARGS = MHA_ENDS_BEHIND(mha_forward_args, key_positions),
-  MHA_FIRST_ATTEND_ARGS = MHA_ENDS_BEHIND(mha_attend_args, attention)
+  MHA_FIRST_ATTEND_ARGS = MHA_ENDS_BEHIND(mha_attend_args, results),
+  MHA_FIRST_MERGE_ARGS = MHA_ENDS_BEHIND(mha_merge_args, log_sum_exp)
 };
 
 /* Copies a caller's struct, whose first member is its size, into the zeroed `known` of
@@ -47,6 +52,11 @@ mha_status mha_require_flags(uint32_t flags, uint32_t allowed, const char *name,
 
 /* Fails with MHA_ERROR_VALUE unless a reserved member is 0. */
 mha_status mha_require_reserved(int32_t value, const char *name, mha_error *error);
+
+/* Fails with MHA_ERROR_UNSUPPORTED unless the numbers of an array are stored as float32; its
+ * element type is called "<array><member>". */
+mha_status mha_require_element(int32_t element, const char *array, const char *member,
+                               mha_error *error);
 
 /* Fails with MHA_ERROR_SIZE if a size is 0 although `given`, an array that it is the size of and
  * that the call would use, is not NULL: a size that was forgotten, unless `flags` has

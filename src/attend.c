@@ -6,60 +6,22 @@
 #include "tensor.h"
 #include "workspace.h"
 
-static mha_heads heads_of(const float *data, const mha_tensor_shape *s) {
+static mha_heads heads_of(const void *data, const mha_tensor_shape *s) {
   const mha_heads heads = {data, MHA_F32, s->batch_stride, s->row_stride, s->head_stride};
   return heads;
-}
-
-/* ---- the output ---- */
-
-/* Sorted by stride, each dimension of an output must step over all that the ones inside cover. */
-static bool output_overlaps_itself(const mha_tensor_shape *s) {
-  int64_t stride[3] = {s->batch_stride, s->row_stride, s->head_stride};
-  int64_t count[3] = {s->batch, s->length, s->heads};
-  for (int pass = 0; pass < 2; pass++)
-    for (int k = 0; k < 2; k++)
-      if (stride[k] < stride[k + 1]) {
-        const int64_t a = stride[k];
-        const int64_t n = count[k];
-        stride[k] = stride[k + 1];
-        count[k] = count[k + 1];
-        stride[k + 1] = a;
-        count[k + 1] = n;
-      }
-  int64_t covered = s->size;
-  if (s->batch == 0 || s->length == 0)
-    return false;
-  for (int k = 2; k >= 0; k--) {
-    if (count[k] > 1 && stride[k] < covered)
-      return true;
-    covered += (count[k] - 1) * stride[k];
-  }
-  return false;
 }
 
 static mha_status read_output(mha_core *core, mha_address_ranges *ranges,
                               const mha_attend_args *args, const mha_tensor_shape *q, int64_t dv,
                               mha_error *error) {
-  mha_tensor_shape s = *q;
-  s.size = dv;
-  s.batch_stride = args->output_batch_stride;
-  s.row_stride = args->output_row_stride;
-  s.head_stride = args->output_head_stride;
-  mha_status status = MHA_OK;
-  if (!s.batch_stride && !s.row_stride && !s.head_stride)
-    status = mha_tensor_make_dense(&s, "args.output", error);
-  if (!status)
-    status = mha_tensor_resolve_strides(&s, "args.output", error);
-  if (!status && !args->output && s.batch > 0 && s.length > 0)
-    status = mha_require(args->output, "args.output", error);
-  if (!status)
-    status = mha_tensor_add_range(ranges, &s, "args.output", args->output, true, error);
-  if (!status && output_overlaps_itself(&s))
-    status = mha_fail(error, MHA_ERROR_OVERLAP,
-                      "args.output has batch, row and head strides %lld, %lld, %lld; rule: no two "
-                      "elements of an output share an address",
-                      (long long)s.batch_stride, (long long)s.row_stride, (long long)s.head_stride);
+  mha_tensor_shape s = {q->batch,
+                        q->length,
+                        q->heads,
+                        dv,
+                        args->output_batch_stride,
+                        args->output_row_stride,
+                        args->output_head_stride};
+  const mha_status status = mha_tensor_read_output(args->output, "args.output", &s, ranges, error);
   core->output = args->output;
   core->output_batch_stride = s.batch_stride;
   core->output_row_stride = s.row_stride;
@@ -90,23 +52,23 @@ static mha_status check_fit(const mha_tensor_shape *q, const mha_tensor_shape *k
 }
 
 /* Packed input is one long entry of n_sequences sequences. */
-static mha_status check_sequences(const mha_attend_args *args, const mha_attention *rules,
+static mha_status check_sequences(const mha_attend_args *args, const mha_asked *asked,
                                   const mha_tensor_shape *q, int64_t *B, mha_error *error) {
-  const bool packed = mha_rules_are_packed(rules);
+  const bool packed = mha_rules_are_packed(asked);
   *B = packed ? args->n_sequences : q->batch;
   if (!packed)
     return args->n_sequences == 0
                ? MHA_OK
                : mha_fail(error, MHA_ERROR_SIZE,
-                          "args.n_sequences is %lld without attention.query_starts; rule: 0 then",
+                          "args.n_sequences is %lld without rules.query_starts; rule: 0 then",
                           (long long)args->n_sequences);
   if (q->batch != 1)
     return mha_fail(error, MHA_ERROR_SIZE, "q.batch is %lld; rule: 1 with packed input",
                     (long long)q->batch);
   mha_status status = mha_require_at_least(args->n_sequences, 0, "args.n_sequences", error);
   if (!status && q->length > 0)
-    status = mha_require_meant(args->flags, args->n_sequences, "args.n_sequences", rules,
-                               "attention.query_starts", error);
+    status = mha_require_meant(args->flags, args->n_sequences, "args.n_sequences", asked,
+                               "rules.query_starts", error);
   return status;
 }
 
@@ -136,7 +98,7 @@ static mha_status check_meant(const mha_attend_args *args, const mha_tensor *q, 
 static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tensor *k,
                             const mha_tensor *v, const mha_attend_args *given, mha_error *error) {
   mha_attend_args args;
-  mha_attention rules;
+  mha_asked asked;
   mha_address_ranges all = {.n = 0};
   mha_address_ranges *ranges = &all;
   mha_tensor_shape qs = {0};
@@ -145,7 +107,7 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   mha_status status =
       mha_read_struct(&args, sizeof args, MHA_FIRST_ATTEND_ARGS, given, "args", error);
   if (!status)
-    status = mha_rules_read(&rules, args.attention, error);
+    status = mha_rules_read(&asked, args.rules, args.results, error);
   if (!status)
     status = mha_tensor_read(q, "q", &qs, ranges, error);
   if (!status)
@@ -157,7 +119,7 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   if (!status)
     status = check_meant(&args, q, k, error);
   if (!status)
-    status = check_sequences(&args, &rules, &qs, &core->visibility.B, error);
+    status = check_sequences(&args, &asked, &qs, &core->visibility.B, error);
   if (!status)
     status = read_output(core, ranges, &args, &qs, vs.size, error);
   if (status)
@@ -172,7 +134,7 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   core->d = qs.size;
   core->dv = vs.size;
   const mha_core_defaults defaults = {mha_default_scale(qs.size), 0.0f, NULL};
-  status = mha_rules_apply(&rules, false, &defaults, core, ranges, error);
+  status = mha_rules_apply(&asked, false, &defaults, core, ranges, error);
   return status ? status : mha_ranges_check(ranges, error);
 }
 

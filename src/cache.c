@@ -281,7 +281,9 @@ static mha_tensor show(const mha_cache_options *o, const float *numbers, int64_t
                              o->capacity * o->n_kv_heads * size,
                              o->n_kv_heads * size,
                              size,
-                             1};
+                             1,
+                             MHA_F32,
+                             0};
   return tensor;
 }
 

@@ -201,7 +201,7 @@ static mha_status complete_sizes(mha_config *c, const mha_matrices *m, mha_width
 }
 
 static mha_status check_score_rule(mha_config *c, mha_error *error) {
-  mha_status status = mha_require_flags(c->flags, MHA_SCALE | MHA_READ_FILE, "config.flags", error);
+  mha_status status = mha_require_flags(c->flags, MHA_SCALE, "config.flags", error);
   if (!status && c->flags & MHA_SCALE)
     status = mha_require_finite(c->scale, "config.scale", error);
   if (!status)

@@ -18,14 +18,6 @@ typedef struct mha_scratch_offsets {
   size_t scores, correction, poison, values, kinds, fetched;
 } mha_scratch_offsets;
 
-/* What is wanted besides the output. */
-typedef struct mha_wanted {
-  float *weights; /* [B][H][Lq][Lk] at `stage`, or NULL */
-  mha_stage stage;
-  float *average;     /* [B][Lq][Lk] after softmax, or NULL */
-  float *log_sum_exp; /* [B][H][Lq], or NULL */
-} mha_wanted;
-
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   const mha_engine *engine;
@@ -36,12 +28,12 @@ typedef struct mha_core {
   float *output;     /* [B][Lq][H][dv] */
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float scale, softcap;
-  const float *sinks; /* [H] or NULL */
-  mha_wanted wanted;
-  float *row_max; /* [B][H][Lq], of the final scores; -inf = the query sees no key */
-  float *row_sum; /* [B][H][Lq], of exp(score - max), without the sink */
-  float *parts;   /* few queries: results of the parts, see parts in attention.c */
-  char *scratch;  /* one part for each worker, one after the other */
+  const float *sinks;  /* [H] or NULL */
+  mha_results results; /* what is asked for beside the output */
+  float *row_max;      /* [B][H][Lq], of the final scores; -inf = the query sees no key */
+  float *row_sum;      /* [B][H][Lq], of exp(score - max), without the sink */
+  float *parts;        /* few queries: results of the parts, see parts in attention.c */
+  char *scratch;       /* one part for each worker, one after the other */
   size_t scratch_bytes;
   mha_scratch_offsets scratch_at;
 } mha_core;

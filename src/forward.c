@@ -150,10 +150,10 @@ static void trace_inputs(const mha_forward_call *c) {
 static void trace_heads(const mha_forward_call *c) {
   const mha_core *core = &c->core;
   const mha_visibility *v = &core->visibility;
-  if (c->core.wanted.weights) {
+  if (c->core.results.weights) {
     const int64_t shape[4] = {v->B, v->H, v->Lq, v->Lk};
     const int64_t strides[4] = {v->H * v->Lq * v->Lk, v->Lq * v->Lk, v->Lk, 1};
-    mha_trace_view(c->context, "weights", c->core.wanted.weights, shape, strides);
+    mha_trace_view(c->context, "weights", c->core.results.weights, shape, strides);
   }
   const int64_t shape[4] = {c->concat.batch, v->H, v->Lq, core->dv};
   const int64_t strides[4] = {core->output_batch_stride, core->output_head_stride,

@@ -351,8 +351,8 @@ static mha_status read_positions(mha_forward_call *c, bool key_is_query, mha_err
 /* ---- the call ---- */
 
 /* The arguments as they are, before anything of them is followed. */
-static mha_status read_args(mha_forward_call *c, const mha_forward_args *given,
-                            mha_attention *rules, mha_error *error) {
+static mha_status read_args(mha_forward_call *c, const mha_forward_args *given, mha_asked *asked,
+                            mha_error *error) {
   mha_forward_args *a = &c->args;
   mha_status status = mha_read_struct(a, sizeof *a, MHA_FIRST_FORWARD_ARGS, given, "args", error);
   if (!status)
@@ -364,9 +364,9 @@ static mha_status read_args(mha_forward_call *c, const mha_forward_args *given,
   c->append = a->cache_mode != MHA_CACHE_ATTEND;
   c->attends = a->cache_mode != MHA_CACHE_APPEND;
   if (!status)
-    status = mha_rules_read(rules, a->attention, error);
+    status = mha_rules_read(asked, a->rules, a->results, error);
   if (!status && a->cache_mode == MHA_CACHE_APPEND)
-    status = mha_rules_ignore(rules, error);
+    status = mha_rules_ignore(asked, error);
   if (!status)
     status = check_sizes(c, error);
   if (!status)
@@ -376,12 +376,12 @@ static mha_status read_args(mha_forward_call *c, const mha_forward_args *given,
 
 mha_status mha_forward_call_read(mha_forward_call *c, const mha_forward_args *given,
                                  mha_error *error) {
-  mha_attention rules;
+  mha_asked asked;
   mha_forward_args *a = &c->args;
   const mha_config *w = &c->weights->config;
   const mha_core_defaults defaults = {c->weights->scale, w->softcap, c->weights->sinks};
   mha_core *core = &c->core;
-  mha_status status = read_args(c, given, &rules, error);
+  mha_status status = read_args(c, given, &asked, error);
   if (status)
     return status;
   const bool key_is_query = c->append && !a->key;
@@ -399,7 +399,7 @@ mha_status mha_forward_call_read(mha_forward_call *c, const mha_forward_args *gi
   if (!status && a->cache)
     status = read_cache(c, error);
   if (!status)
-    status = add_arrays(c, mha_rules_are_packed(&rules), error);
+    status = add_arrays(c, mha_rules_are_packed(&asked), error);
   if (!status)
     status = shape_buffers(c, error);
   if (!status)
@@ -407,7 +407,7 @@ mha_status mha_forward_call_read(mha_forward_call *c, const mha_forward_args *gi
   if (!status)
     status = add_vectors(c, error);
   if (!status)
-    status = mha_rules_apply(&rules, key_is_query, &defaults, core, &c->ranges, error);
+    status = mha_rules_apply(&asked, key_is_query, &defaults, core, &c->ranges, error);
   if (!status)
     status = mha_ranges_check(&c->ranges, error);
   if (status)

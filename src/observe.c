@@ -82,11 +82,11 @@ static void fill(float *to, int64_t n, float value) {
 
 /* The block's heads into the weights, each [Lq][Lk]. */
 static mha_status observe_weights(observed_tile *t) {
-  const mha_wanted *wanted = &t->core->wanted;
+  const mha_results *results = &t->core->results;
   const mha_visibility *v = &t->core->visibility;
   const mha_block *q = &t->block;
-  const delivery d = {wanted->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
-  t->stage = wanted->stage;
+  const delivery d = {results->weights + ((q->b * v->H + q->h) * v->Lq + q->i) * v->Lk, false};
+  t->stage = (mha_stage)results->stage;
   for (int64_t k = 0; k < q->heads; k++)
     fill(d.into + k * v->Lq * v->Lk, q->n * v->Lk, mha_recompute_hidden(t->stage));
   return observe_block(t, &d);
@@ -101,7 +101,7 @@ static int64_t tiles_per_entry(const mha_core *core) {
 static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = job;
   const mha_visibility *v = &core->visibility;
-  const mha_wanted *wanted = &core->wanted;
+  const mha_results *results = &core->results;
   const int64_t tiles = tiles_per_entry(core);
   observed_tile t = {.core = core, .block = {.b = index / tiles}};
   mha_block *q = &t.block;
@@ -110,14 +110,14 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
   mha_attention_lend(core, worker, q);
   t.live = mha_min(mha_query_count(v, q->b) - q->i, q->n);
   delivery average = {NULL, true};
-  if (wanted->average)
-    average.into = wanted->average + (q->b * v->Lq + q->i) * v->Lk;
+  if (results->average)
+    average.into = results->average + (q->b * v->Lq + q->i) * v->Lk;
   if (average.into)
     fill(average.into, q->n * v->Lk, 0.0f);
   mha_status status = MHA_OK;
   for (q->h = 0; !status && q->h < v->H; q->h += q->heads) {
     q->heads = mha_min(core->cut.heads, v->H - q->h);
-    if (wanted->weights)
+    if (results->weights)
       status = observe_weights(&t);
     t.stage = MHA_STAGE_WEIGHTS;
     if (!status && average.into)
@@ -127,10 +127,10 @@ static mha_status observe_task(void *job, int64_t index, int32_t worker) {
 }
 
 mha_status mha_observe(const mha_core *core, const mha_threads *threads) {
-  const mha_wanted *wanted = &core->wanted;
-  if (wanted->log_sum_exp)
-    write_log_sum_exp(core, wanted->log_sum_exp);
-  if (!wanted->weights && !wanted->average)
+  const mha_results *results = &core->results;
+  if (results->log_sum_exp)
+    write_log_sum_exp(core, results->log_sum_exp);
+  if (!results->weights && !results->average)
     return MHA_OK;
   mha_core job = *core;
   const mha_task_list list = {.work = observe_task,

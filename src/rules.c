@@ -6,15 +6,26 @@
 
 #include <math.h>
 
-mha_status mha_rules_read(mha_attention *rules, const mha_attention *given, mha_error *error) {
-  if (given)
-    return mha_read_struct(rules, sizeof *rules, MHA_FIRST_ATTENTION, given, "attention", error);
-  MHA_INIT(rules);
-  return MHA_OK;
+mha_status mha_rules_read(mha_asked *asked, const mha_rules *rules, const mha_results *results,
+                          mha_error *error) {
+  mha_status status = MHA_OK;
+  MHA_INIT(&asked->rules);
+  MHA_INIT(&asked->results);
+  if (rules)
+    status =
+        mha_read_struct(&asked->rules, sizeof asked->rules, MHA_FIRST_RULES, rules, "rules", error);
+  if (!status && results)
+    status = mha_read_struct(&asked->results, sizeof asked->results, MHA_FIRST_RESULTS, results,
+                             "results", error);
+  if (!status)
+    status = mha_require_reserved(asked->rules.reserved, "rules.reserved", error);
+  if (!status)
+    status = mha_require_reserved(asked->results.reserved, "results.reserved", error);
+  return status;
 }
 
-bool mha_rules_are_packed(const mha_attention *rules) {
-  return rules->query_starts != NULL;
+bool mha_rules_are_packed(const mha_asked *asked) {
+  return asked->rules.query_starts != NULL;
 }
 
 /* ---- lengths ---- */
@@ -66,39 +77,40 @@ static mha_status refuse(const exclusion *excluded, size_t n, const char *reason
   return MHA_OK;
 }
 
-static mha_status refuse_with_packed(const mha_attention *rules, mha_error *error) {
-  const exclusion excluded[] = {{rules->query_lengths, "attention.query_lengths"},
-                                {rules->key_lengths, "attention.key_lengths"},
-                                {rules->attend.data, "attention.attend"},
-                                {rules->bias.data, "attention.bias"},
-                                {rules->weights, "attention.weights"},
-                                {rules->average, "attention.average"}};
+static mha_status refuse_with_packed(const mha_asked *asked, mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  const mha_results *results = &asked->results;
+  const exclusion excluded[] = {
+      {rules->query_lengths, "rules.query_lengths"}, {rules->key_lengths, "rules.key_lengths"},
+      {rules->attend.data, "rules.attend"},          {rules->bias.data, "rules.bias"},
+      {results->weights, "results.weights"},         {results->average, "results.average"}};
   return refuse(excluded, sizeof excluded / sizeof *excluded,
-                "attention.query_starts; rule: not with packed input", error);
+                "rules.query_starts; rule: not with packed input", error);
 }
 
 /* Lengths and packed input do not go together with a cache. */
-static mha_status refuse_with_cache(const mha_attention *rules, mha_error *error) {
-  const exclusion excluded[] = {{rules->query_starts, "attention.query_starts"},
-                                {rules->key_starts, "attention.key_starts"},
-                                {rules->query_lengths, "attention.query_lengths"},
-                                {rules->key_lengths, "attention.key_lengths"}};
+static mha_status refuse_with_cache(const mha_rules *rules, mha_error *error) {
+  const exclusion excluded[] = {{rules->query_starts, "rules.query_starts"},
+                                {rules->key_starts, "rules.key_starts"},
+                                {rules->query_lengths, "rules.query_lengths"},
+                                {rules->key_lengths, "rules.key_lengths"}};
   return refuse(excluded, sizeof excluded / sizeof *excluded,
                 "args.cache; rule: the cache knows its lengths, args.new_lengths those of the call",
                 error);
 }
 
-static mha_status init_packed(mha_visibility *v, const mha_attention *rules, bool key_is_query,
+static mha_status init_packed(mha_visibility *v, const mha_asked *asked, bool key_is_query,
                               mha_error *error) {
+  const mha_rules *rules = &asked->rules;
   v->query_starts = rules->query_starts;
   v->key_starts = rules->key_starts;
   if (!v->key_starts && key_is_query)
     v->key_starts = v->query_starts;
-  mha_status status = refuse_with_packed(rules, error);
+  mha_status status = refuse_with_packed(asked, error);
   if (!status)
-    status = check_starts(v->query_starts, v->B, v->Lq, "attention.query_starts", error);
+    status = check_starts(v->query_starts, v->B, v->Lq, "rules.query_starts", error);
   if (!status)
-    status = check_starts(v->key_starts, v->B, v->Lk, "attention.key_starts", error);
+    status = check_starts(v->key_starts, v->B, v->Lk, "rules.key_starts", error);
   return status;
 }
 
@@ -160,7 +172,17 @@ static mha_status resolve_broadcast(const mha_visibility *v, extents e, const ch
   return MHA_OK;
 }
 
-static mha_status init_arrays(mha_visibility *v, const mha_attention *rules, mha_error *error) {
+static mha_status check_elements(const mha_mask *mask, const mha_bias *bias, mha_error *error) {
+  if (mask->element != 0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "rules.attend.element is %d; rule: 0, bytes",
+                    (int)mask->element);
+  mha_status status = mha_require_element(bias->element, "rules.bias", ".element", error);
+  if (!status)
+    status = mha_require_reserved(mask->reserved, "rules.attend.reserved", error);
+  return status ? status : mha_require_reserved(bias->reserved, "rules.bias.reserved", error);
+}
+
+static mha_status init_arrays(mha_visibility *v, const mha_rules *rules, mha_error *error) {
   const mha_mask *m = &rules->attend;
   const mha_bias *a = &rules->bias;
   const extents mask = {m->batch,        m->heads,       m->rows,      m->columns,
@@ -169,23 +191,22 @@ static mha_status init_arrays(mha_visibility *v, const mha_attention *rules, mha
                         a->batch_stride, a->head_stride, a->row_stride};
   v->attend = m->data;
   v->bias = a->data;
-  mha_status status = MHA_OK;
-  if (v->attend)
-    status = resolve_broadcast(v, mask, "attention.attend", &v->attend_strides, error);
+  mha_status status = check_elements(m, a, error);
+  if (!status && v->attend)
+    status = resolve_broadcast(v, mask, "rules.attend", &v->attend_strides, error);
   if (!status && v->bias)
-    status = resolve_broadcast(v, bias, "attention.bias", &v->bias_strides, error);
+    status = resolve_broadcast(v, bias, "rules.bias", &v->bias_strides, error);
   v->alibi_slopes = rules->alibi_slopes;
   for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
-    status = mha_require_finite(v->alibi_slopes[h], "attention.alibi_slopes", error);
+    status = mha_require_finite(v->alibi_slopes[h], "rules.alibi_slopes", error);
   return status;
 }
 
 /* ---- alignment and window ---- */
 
-static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, mha_error *error) {
+static mha_status init_alignment(mha_visibility *v, const mha_rules *rules, mha_error *error) {
   if (rules->alignment < MHA_ALIGN_TOP_LEFT || rules->alignment > MHA_ALIGN_OFFSET)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "attention.alignment is %d; rule: a value of mha_alignment",
+    return mha_fail(error, MHA_ERROR_VALUE, "rules.alignment is %d; rule: a value of mha_alignment",
                     (int)rules->alignment);
   v->causal = rules->causal != 0;
   v->alignment = rules->alignment;
@@ -195,7 +216,7 @@ static mha_status init_alignment(mha_visibility *v, const mha_attention *rules, 
   if (rules->flags & MHA_WINDOW) {
     if (rules->window_left < -1 || rules->window_right < -1)
       return mha_fail(error, MHA_ERROR_VALUE,
-                      "attention.window_left and window_right are %lld and %lld; rule: at least -1",
+                      "rules.window_left and window_right are %lld and %lld; rule: at least -1",
                       (long long)rules->window_left, (long long)rules->window_right);
     v->left = rules->window_left;
     v->right = rules->window_right;
@@ -238,8 +259,9 @@ static mha_status check_present(const mha_visibility *v, mha_error *error) {
   return MHA_OK;
 }
 
-static mha_status init_visibility(mha_visibility *v, const mha_attention *rules, bool key_is_query,
+static mha_status init_visibility(mha_visibility *v, const mha_asked *asked, bool key_is_query,
                                   mha_error *error) {
+  const mha_rules *rules = &asked->rules;
   mha_status status = init_alignment(v, rules, error);
   if (!status && v->cached) {
     status = refuse_with_cache(rules, error);
@@ -248,74 +270,69 @@ static mha_status init_visibility(mha_visibility *v, const mha_attention *rules,
     if (!status)
       status = check_present(v, error);
   } else if (!status && (rules->query_starts || rules->key_starts)) {
-    status = init_packed(v, rules, key_is_query, error);
+    status = init_packed(v, asked, key_is_query, error);
   } else if (!status) {
     v->query_lengths = rules->query_lengths;
     v->key_lengths = rules->key_lengths;
-    status = check_lengths(v->query_lengths, v->B, v->Lq, "attention.query_lengths", error);
+    status = check_lengths(v->query_lengths, v->B, v->Lq, "rules.query_lengths", error);
     if (!status)
-      status = check_lengths(v->key_lengths, v->B, v->Lk, "attention.key_lengths", error);
+      status = check_lengths(v->key_lengths, v->B, v->Lk, "rules.key_lengths", error);
   }
   return status ? status : init_arrays(v, rules, error);
 }
 
 /* ---- scores ---- */
 
-static mha_status init_scores(mha_core *core, const mha_attention *rules,
+static mha_status init_scores(mha_core *core, const mha_rules *rules,
                               const mha_core_defaults *defaults, mha_error *error) {
   const bool own_softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f;
   core->scale = rules->flags & MHA_SCALE ? rules->scale : defaults->scale;
   core->softcap = own_softcap ? rules->softcap : defaults->softcap;
   core->sinks = rules->sinks ? rules->sinks : defaults->sinks;
-  mha_status status = mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW,
-                                        "attention.flags", error);
+  mha_status status =
+      mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW, "rules.flags", error);
   if (!status)
-    status = mha_require_finite(core->scale, "attention.scale", error);
+    status = mha_require_finite(core->scale, "rules.scale", error);
   if (!status)
-    status = mha_require_finite(core->softcap, "attention.softcap", error);
+    status = mha_require_finite(core->softcap, "rules.softcap", error);
   if (!status && core->softcap < 0.0f)
-    return mha_fail(error, MHA_ERROR_VALUE, "attention.softcap is %g; rule: at least 0",
+    return mha_fail(error, MHA_ERROR_VALUE, "rules.softcap is %g; rule: at least 0",
                     (double)core->softcap);
   return status ? status
-                : mha_require_sinks(rules->sinks, core->visibility.H, "attention.sinks", error);
+                : mha_require_sinks(rules->sinks, core->visibility.H, "rules.sinks", error);
 }
 
 /* ---- results ---- */
 
-static mha_status init_results(mha_core *core, const mha_attention *rules,
+static mha_status init_results(mha_core *core, const mha_results *results,
                                mha_address_ranges *ranges, mha_error *error) {
   const mha_visibility *v = &core->visibility;
-  mha_wanted *wanted = &core->wanted;
-  if (rules->weights_stage < MHA_STAGE_WEIGHTS || rules->weights_stage > MHA_STAGE_FINAL)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "attention.weights_stage is %d; rule: a value of mha_stage",
-                    (int)rules->weights_stage);
-  wanted->weights = rules->weights;
-  wanted->stage = (mha_stage)rules->weights_stage;
-  wanted->average = rules->average;
-  wanted->log_sum_exp = rules->log_sum_exp;
   int64_t rows = 0;      /* B·Lq */
   int64_t head_rows = 0; /* B·H·Lq */
   int64_t cells = 0;     /* B·Lq·Lk */
   int64_t head_cells = 0;
+  if (results->stage < MHA_STAGE_WEIGHTS || results->stage > MHA_STAGE_FINAL)
+    return mha_fail(error, MHA_ERROR_VALUE, "results.stage is %d; rule: a value of mha_stage",
+                    (int)results->stage);
   if (!mha_multiply(v->query_starts ? 1 : v->B, v->Lq, &rows) ||
       !mha_multiply(rows, v->H, &head_rows) ||
-      (wanted->average && !mha_multiply(rows, v->Lk, &cells)) ||
-      (wanted->weights && !mha_multiply(head_rows, v->Lk, &head_cells)))
+      (results->average && !mha_multiply(rows, v->Lk, &cells)) ||
+      (results->weights && !mha_multiply(head_rows, v->Lk, &head_cells)))
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "%s has %lld x %lld x %lld x %lld elements; rule: the product "
                     "must not overflow",
-                    wanted->weights   ? "attention.weights"
-                    : wanted->average ? "attention.average"
-                                      : "the log-sum-exp",
+                    results->weights   ? "results.weights"
+                    : results->average ? "results.average"
+                                       : "the log-sum-exp",
                     (long long)v->B, (long long)v->H, (long long)v->Lq, (long long)v->Lk);
-  mha_status status = mha_ranges_add(ranges, "attention.weights", wanted->weights, head_cells,
+  core->results = *results;
+  mha_status status = mha_ranges_add(ranges, "results.weights", results->weights, head_cells,
                                      sizeof(float), true, error);
   if (!status)
-    status = mha_ranges_add(ranges, "attention.average", wanted->average, cells, sizeof(float),
-                            true, error);
+    status = mha_ranges_add(ranges, "results.average", results->average, cells, sizeof(float), true,
+                            error);
   if (!status)
-    status = mha_ranges_add(ranges, "attention.log_sum_exp", wanted->log_sum_exp, head_rows,
+    status = mha_ranges_add(ranges, "results.log_sum_exp", results->log_sum_exp, head_rows,
                             sizeof(float), true, error);
   return status;
 }
@@ -339,7 +356,7 @@ static int64_t broadcast_extent(const mha_visibility *v, const mha_broadcast *st
 }
 
 /* The arrays that are read. */
-static mha_status add_ranges(const mha_core *core, const mha_attention *rules,
+static mha_status add_ranges(const mha_core *core, const mha_rules *rules,
                              mha_address_ranges *ranges, mha_error *error) {
   const mha_visibility *v = &core->visibility;
   const int64_t starts = v->query_starts ? v->B + 1 : 0;
@@ -348,15 +365,15 @@ static mha_status add_ranges(const mha_core *core, const mha_attention *rules,
     const void *data;
     int64_t elements;
     size_t element_bytes;
-  } arrays[] = {{"attention.query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
-                {"attention.key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
-                {"attention.query_starts", rules->query_starts, starts, sizeof(int64_t)},
-                {"attention.key_starts", rules->key_starts, starts, sizeof(int64_t)},
-                {"attention.offsets", rules->offsets, v->B, sizeof(int64_t)},
-                {"attention.alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
-                {"attention.sinks", core->sinks, v->H, sizeof(float)},
-                {"attention.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
-                {"attention.bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
+  } arrays[] = {{"rules.query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
+                {"rules.key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
+                {"rules.query_starts", rules->query_starts, starts, sizeof(int64_t)},
+                {"rules.key_starts", rules->key_starts, starts, sizeof(int64_t)},
+                {"rules.offsets", rules->offsets, v->B, sizeof(int64_t)},
+                {"rules.alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
+                {"rules.sinks", core->sinks, v->H, sizeof(float)},
+                {"rules.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
+                {"rules.bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
   mha_status status = MHA_OK;
   for (size_t k = 0; !status && k < sizeof arrays / sizeof *arrays; k++)
     status = mha_ranges_add(ranges, arrays[k].name, arrays[k].data, arrays[k].elements,
@@ -366,25 +383,27 @@ static mha_status add_ranges(const mha_core *core, const mha_attention *rules,
 
 /* ---- all of it ---- */
 
-mha_status mha_rules_apply(const mha_attention *rules, bool key_is_query,
+mha_status mha_rules_apply(const mha_asked *asked, bool key_is_query,
                            const mha_core_defaults *defaults, mha_core *core,
                            mha_address_ranges *ranges, mha_error *error) {
-  mha_status status = init_visibility(&core->visibility, rules, key_is_query, error);
+  const mha_rules *rules = &asked->rules;
+  mha_status status = init_visibility(&core->visibility, asked, key_is_query, error);
   if (!status)
     status = init_scores(core, rules, defaults, error);
   if (!status)
     status = add_ranges(core, rules, ranges, error);
-  return status ? status : init_results(core, rules, ranges, error);
+  return status ? status : init_results(core, &asked->results, ranges, error);
 }
 
-mha_status mha_rules_ignore(mha_attention *rules, mha_error *error) {
-  const mha_status status = refuse_with_cache(rules, error);
-  if (!status && (rules->weights || rules->average || rules->log_sum_exp))
+mha_status mha_rules_ignore(mha_asked *asked, mha_error *error) {
+  const mha_results *results = &asked->results;
+  const mha_status status = refuse_with_cache(&asked->rules, error);
+  if (!status && (results->weights || results->average || results->log_sum_exp))
     return mha_fail(error, MHA_ERROR_VALUE,
-                    "attention.%s is given with MHA_CACHE_APPEND; rule: nothing is attended to",
-                    rules->weights   ? "weights"
-                    : rules->average ? "average"
-                                     : "log_sum_exp");
-  MHA_INIT(rules);
+                    "results.%s is given with MHA_CACHE_APPEND; rule: nothing is attended to",
+                    results->weights   ? "weights"
+                    : results->average ? "average"
+                                       : "log_sum_exp");
+  MHA_INIT(&asked->rules);
   return status;
 }

@@ -41,7 +41,7 @@ mha_status mha_tensor_resolve_strides(mha_tensor_shape *s, const char *name, mha
 }
 
 mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_shape *s,
-                                const char *name, const float *data, bool is_output,
+                                const char *name, const void *data, bool is_output,
                                 mha_error *error) {
   int64_t batches = 0;
   int64_t rows = 0;
@@ -70,6 +70,12 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
                                   given->size,       given->batch_stride, given->row_stride,
                                   given->head_stride};
   *s = shape;
+  status = mha_require_element(given->element, name, ".element", error);
+  if (!status && given->reserved != 0)
+    status =
+        mha_fail(error, MHA_ERROR_VALUE, "%s.reserved is %d; rule: 0", name, (int)given->reserved);
+  if (status)
+    return status;
   if (s->batch < 0 || s->length < 0 || s->heads < 1 || s->size < 1)
     return mha_fail(error, MHA_ERROR_SIZE,
                     "%s is [%lld][%lld][%lld][%lld]; rule: batch and length at least 0, heads and "
@@ -89,5 +95,52 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
     status = mha_fail(error, MHA_ERROR_NULL, "%s.data is NULL; rule: it must be given", name);
   if (!status)
     status = mha_tensor_add_range(ranges, s, name, given->data, false, error);
+  return status;
+}
+
+/* ---- outputs ---- */
+
+/* Sorted by stride, each dimension of an output must step over all that the ones inside cover. */
+static bool output_overlaps_itself(const mha_tensor_shape *s) {
+  int64_t stride[3] = {s->batch_stride, s->row_stride, s->head_stride};
+  int64_t count[3] = {s->batch, s->length, s->heads};
+  for (int pass = 0; pass < 2; pass++)
+    for (int k = 0; k < 2; k++)
+      if (stride[k] < stride[k + 1]) {
+        const int64_t a = stride[k];
+        const int64_t n = count[k];
+        stride[k] = stride[k + 1];
+        count[k] = count[k + 1];
+        stride[k + 1] = a;
+        count[k + 1] = n;
+      }
+  int64_t covered = s->size;
+  if (s->batch == 0 || s->length == 0)
+    return false;
+  for (int k = 2; k >= 0; k--) {
+    if (count[k] > 1 && stride[k] < covered)
+      return true;
+    covered += (count[k] - 1) * stride[k];
+  }
+  return false;
+}
+
+mha_status mha_tensor_read_output(const float *data, const char *name, mha_tensor_shape *s,
+                                  mha_address_ranges *ranges, mha_error *error) {
+  mha_status status = MHA_OK;
+  if (!s->batch_stride && !s->row_stride && !s->head_stride)
+    status = mha_tensor_make_dense(s, name, error);
+  if (!status)
+    status = mha_tensor_resolve_strides(s, name, error);
+  if (!status && s->batch > 0 && s->length > 0)
+    status = mha_require(data, name, error);
+  if (!status)
+    status = mha_tensor_add_range(ranges, s, name, data, true, error);
+  if (!status && output_overlaps_itself(s))
+    status = mha_fail(error, MHA_ERROR_OVERLAP,
+                      "%s has batch, row and head strides %lld, %lld, %lld; rule: no two "
+                      "elements of an output share an address",
+                      name, (long long)s->batch_stride, (long long)s->row_stride,
+                      (long long)s->head_stride);
   return status;
 }

@@ -10,6 +10,10 @@ const char *mha_version(void) {
   return MHA_VERSION_STRING;
 }
 
+int32_t mha_version_number(void) {
+  return MHA_VERSION_NUMBER;
+}
+
 static const char *threading_name(mha_blas_threading kind) {
   switch (kind) {
   case MHA_BLAS_THREADS_NONE:

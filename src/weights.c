@@ -16,6 +16,7 @@
 typedef struct matrix_entry {
   const char *name;
   const float *data, *bias;
+  int32_t element;
   int64_t in, out, ld;
   mha_projection *projection;
 } matrix_entry;
@@ -26,11 +27,13 @@ static void list_matrices(matrix_entry entries[N_MATRICES], mha_weights *layer,
                           const mha_matrices *m, const mha_widths *w) {
   const mha_config *c = &layer->config;
   const matrix_entry list[N_MATRICES] = {
-      {"query", m->query, m->query_bias, c->query_width, w->q, m->query_ld, &layer->query},
-      {"key", m->key, m->key_bias, c->key_width, w->k, m->key_ld, &layer->key},
-      {"value", m->value, m->value_bias, c->value_width, w->v, m->value_ld, &layer->value},
-      {"output", m->output, m->output_bias, w->concat, c->output_width, m->output_ld,
-       &layer->output}};
+      {"query", m->query, m->query_bias, m->query_element, c->query_width, w->q, m->query_ld,
+       &layer->query},
+      {"key", m->key, m->key_bias, m->key_element, c->key_width, w->k, m->key_ld, &layer->key},
+      {"value", m->value, m->value_bias, m->value_element, c->value_width, w->v, m->value_ld,
+       &layer->value},
+      {"output", m->output, m->output_bias, m->output_element, w->concat, c->output_width,
+       m->output_ld, &layer->output}};
   memcpy(entries, list, sizeof list);
 }
 
@@ -50,6 +53,9 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
                     e->name, (long long)e->in, (long long)e->out);
   if (!e->data)
     return MHA_OK;
+  if (e->element != MHA_F32)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "matrices.%s_element is %d; rule: MHA_F32",
+                    e->name, (int)e->element);
   if (orientation != MHA_IN_OUT && orientation != MHA_OUT_IN)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "matrices.orientation is %d; rule: MHA_IN_OUT or MHA_OUT_IN", orientation);
@@ -163,6 +169,10 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
   if (!status && m->ownership != MHA_COPY && m->ownership != MHA_BORROW)
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "matrices.ownership is %d; rule: MHA_COPY or MHA_BORROW", m->ownership);
+  if (!status && m->ownership == MHA_COPY && m->release)
+    status = mha_fail(error, MHA_ERROR_VALUE,
+                      "matrices.release is given with MHA_COPY; rule: only what is borrowed is "
+                      "given back");
   if (!status)
     status = mha_config_complete(&layer->config, m, &widths, error);
   if (!status)
@@ -177,7 +187,8 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
   layer->orientation = m->orientation;
   layer->allocator = mha_memory_allocator(c->allocator);
   layer->config.allocator = NULL;
-  layer->config.flags &= ~MHA_READ_FILE;
+  layer->release = m->release;
+  layer->release_user = m->release_user;
   return status;
 }
 
@@ -224,24 +235,13 @@ static mha_status create(const mha_config *config, const mha_matrices *matrices,
   return mha_succeed(error);
 }
 
-mha_status mha_weights_create_backed(const mha_config *config, const mha_matrices *matrices,
-                                     mha_backing backing, mha_weights **weights, mha_error *error) {
-  mha_status status = mha_require(weights, "weights", error);
-  if (!status) {
-    *weights = NULL;
-    status = create(config, matrices, weights, error);
-  }
-  if (weights && *weights)
-    (*weights)->backing = backing;
-  else if (backing.release)
-    backing.release(backing.state);
-  return status;
-}
-
 mha_status mha_weights_create(const mha_config *config, const mha_matrices *matrices,
                               mha_weights **weights, mha_error *error) {
-  const mha_backing none = {NULL, NULL};
-  return mha_weights_create_backed(config, matrices, none, weights, error);
+  const mha_status status = mha_require(weights, "weights", error);
+  if (status)
+    return status;
+  *weights = NULL;
+  return create(config, matrices, weights, error);
 }
 
 mha_weights *mha_weights_retain(mha_weights *weights) {
@@ -254,8 +254,8 @@ void mha_weights_destroy(mha_weights *weights) {
   if (!weights || atomic_fetch_sub(&weights->references, 1) != 1)
     return;
   const mha_allocator allocator = weights->allocator;
-  if (weights->backing.release)
-    weights->backing.release(weights->backing.state);
+  if (weights->release)
+    weights->release(weights->release_user);
   mha_memory_release(&allocator, weights, weights->bytes);
 }
 

@@ -45,21 +45,22 @@ static void count(uint64_t hash) {
 
 /* ---- what a call wrote ----------------------------------------------------------------------- */
 
-/* Rules that an older caller's struct may end before. */
-static mha_attention rules_of(const mha_attention *given) {
-  mha_attention rules;
-  MHA_INIT(&rules);
+/* What an older caller's struct may end before. */
+static mha_results results_of(const mha_results *given) {
+  mha_results results;
+  MHA_INIT(&results);
   if (given)
-    memcpy(&rules, given, given->struct_size < sizeof rules ? given->struct_size : sizeof rules);
-  return rules;
+    memcpy(&results, given,
+           given->struct_size < sizeof results ? given->struct_size : sizeof results);
+  return results;
 }
 
-static uint64_t add_results(uint64_t hash, const mha_attention *given, int64_t B, int64_t H,
+static uint64_t add_results(uint64_t hash, const mha_results *given, int64_t B, int64_t H,
                             int64_t Lq, int64_t Lk) {
-  const mha_attention rules = rules_of(given);
-  hash = add_floats(hash, rules.weights, B * H * Lq * Lk);
-  hash = add_floats(hash, rules.average, B * Lq * Lk);
-  return add_floats(hash, rules.log_sum_exp, B * H * Lq);
+  const mha_results results = results_of(given);
+  hash = add_floats(hash, results.weights, B * H * Lq * Lk);
+  hash = add_floats(hash, results.average, B * Lq * Lk);
+  return add_floats(hash, results.log_sum_exp, B * H * Lq);
 }
 
 static uint64_t add_tensor(uint64_t hash, const float *data, const int64_t n[3],
@@ -88,8 +89,7 @@ static uint64_t add_forward(uint64_t hash, const mha_weights *weights, const mha
   MHA_INIT(&c);
   if (mha_weights_config(weights, &c, NULL) || a->cache_mode == MHA_CACHE_APPEND)
     return hash;
-  const mha_attention rules = rules_of(a->attention);
-  const int64_t B = rules.query_starts ? 1 : a->batch;
+  const int64_t B = a->rules && a->rules->query_starts ? 1 : a->batch;
   const int64_t Lk = a->cache ? longest(a) : a->key ? a->key_length : a->query_length;
   const int64_t row = a->output_row_stride && (a->query_length > 1 || a->output_row_stride > 0)
                           ? a->output_row_stride
@@ -100,7 +100,7 @@ static uint64_t add_forward(uint64_t hash, const mha_weights *weights, const mha
   const int64_t strides[3] = {batch, row, 0};
   if (a->output)
     hash = add_tensor(hash, a->output, n, strides, c.output_width);
-  return add_results(hash, a->attention, B, c.n_heads, a->query_length, Lk);
+  return add_results(hash, a->results, B, c.n_heads, a->query_length, Lk);
 }
 
 static uint64_t add_attend(uint64_t hash, const mha_tensor *q, const mha_tensor *k,
@@ -112,7 +112,7 @@ static uint64_t add_attend(uint64_t hash, const mha_tensor *q, const mha_tensor 
   const int64_t given[3] = {a->output_batch_stride, a->output_row_stride, a->output_head_stride};
   if (a->output)
     hash = add_tensor(hash, a->output, n, dense ? dense_strides : given, v->size);
-  return add_results(hash, a->attention, q->batch, q->heads, q->length, k->length);
+  return add_results(hash, a->results, q->batch, q->heads, q->length, k->length);
 }
 
 /* ---- the calls ------------------------------------------------------------------------------- */

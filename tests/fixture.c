@@ -305,7 +305,7 @@ static void build_mask(test_fixture *f) {
   if (!f->c.mask_strides)
     layout.batch_stride = layout.head_stride = layout.row_stride = 0;
   layout.data = f->mask;
-  f->attention.attend = layout;
+  f->rules.attend = layout;
 }
 
 static void build_bias(test_fixture *f) {
@@ -318,9 +318,16 @@ static void build_bias(test_fixture *f) {
       f->bias[i] = -INFINITY;
   if (!f->c.mask_strides)
     layout.batch_stride = layout.head_stride = layout.row_stride = 0;
-  f->attention.bias =
-      (mha_bias){f->bias,        layout.batch,        layout.heads,       layout.rows,
-                 layout.columns, layout.batch_stride, layout.head_stride, layout.row_stride};
+  f->rules.bias = (mha_bias){f->bias,
+                             layout.batch,
+                             layout.heads,
+                             layout.rows,
+                             layout.columns,
+                             layout.batch_stride,
+                             layout.head_stride,
+                             layout.row_stride,
+                             MHA_F32,
+                             0};
 }
 
 /* ---- Rules and results ----------------------------------------------------------------------- */
@@ -336,36 +343,37 @@ static void build_scores(test_fixture *f) {
     f->sinks = test_pool_floats(&f->pool, c->H);
     test_fill_normal(&f->random, f->sinks, c->H, 1.0);
   }
-  f->attention.alibi_slopes = f->slopes;
-  f->attention.sinks = f->sinks;
+  f->rules.alibi_slopes = f->slopes;
+  f->rules.sinks = f->sinks;
   if (c->rules_in_call) {
-    f->attention.flags = MHA_SOFTCAP | MHA_SCALE;
-    f->attention.softcap = c->softcap;
-    f->attention.scale = c->scale_given ? c->scale : (float)(1.0 / sqrt((double)c->d));
+    f->rules.flags = MHA_SOFTCAP | MHA_SCALE;
+    f->rules.softcap = c->softcap;
+    f->rules.scale = c->scale_given ? c->scale : (float)(1.0 / sqrt((double)c->d));
   } else if (c->core) {
-    f->attention.flags = c->scale_given ? MHA_SCALE : 0;
-    f->attention.softcap = c->softcap;
-    f->attention.scale = c->scale;
+    f->rules.flags = c->scale_given ? MHA_SCALE : 0;
+    f->rules.softcap = c->softcap;
+    f->rules.scale = c->scale;
   }
 }
 
 static void build_rules(test_fixture *f) {
   const test_case *c = &f->c;
-  MHA_INIT(&f->attention);
+  MHA_INIT(&f->rules);
+  MHA_INIT(&f->results);
   build_scores(f);
-  f->attention.causal = c->causal;
-  f->attention.alignment = (int32_t)c->alignment;
-  f->attention.offset = c->offset;
-  f->attention.offsets = c->offset_each ? f->offsets : NULL;
+  f->rules.causal = c->causal;
+  f->rules.alignment = (int32_t)c->alignment;
+  f->rules.offset = c->offset;
+  f->rules.offsets = c->offset_each ? f->offsets : NULL;
   if (c->window) {
-    f->attention.flags |= MHA_WINDOW;
-    f->attention.window_left = c->left;
-    f->attention.window_right = c->right;
+    f->rules.flags |= MHA_WINDOW;
+    f->rules.window_left = c->left;
+    f->rules.window_right = c->right;
   }
-  f->attention.query_lengths = f->query_lengths;
-  f->attention.key_lengths = f->key_lengths;
-  f->attention.query_starts = f->query_starts;
-  f->attention.key_starts = f->key_starts;
+  f->rules.query_lengths = f->query_lengths;
+  f->rules.key_lengths = f->key_lengths;
+  f->rules.query_starts = f->query_starts;
+  f->rules.key_starts = f->key_starts;
   if (c->has_mask)
     build_mask(f);
   if (c->has_bias)
@@ -381,10 +389,10 @@ static void build_results(test_fixture *f) {
   f->weights = c->want & TEST_WANT_WEIGHTS ? test_pool_floats(&f->pool, f->weights_n) : NULL;
   f->average = c->want & TEST_WANT_AVERAGE ? test_pool_floats(&f->pool, f->average_n) : NULL;
   f->lse = c->want & TEST_WANT_LSE ? test_pool_floats(&f->pool, f->lse_n) : NULL;
-  f->attention.weights = f->weights;
-  f->attention.weights_stage = (int32_t)c->stage;
-  f->attention.average = f->average;
-  f->attention.log_sum_exp = f->lse;
+  f->results.weights = f->weights;
+  f->results.stage = (int32_t)c->stage;
+  f->results.average = f->average;
+  f->results.log_sum_exp = f->lse;
 }
 
 /* ---- Normalisation and positions ------------------------------------------------------------- */
@@ -480,7 +488,8 @@ static void forward_arguments(test_fixture *f) {
     a->output_batch_stride = f->output.batch_stride;
     a->output_row_stride = f->output.row_stride;
   }
-  a->attention = &f->attention;
+  a->rules = &f->rules;
+  a->results = &f->results;
   a->query_position = c->query_position;
   a->key_position = c->source == TEST_SELF ? 0 : c->key_position;
   a->query_positions = f->query_positions;
@@ -488,7 +497,7 @@ static void forward_arguments(test_fixture *f) {
 }
 
 static mha_tensor tensor_argument(const test_fixture *f, const test_view *v) {
-  mha_tensor tensor = {v->data, v->batch, v->length, v->heads, v->size, 0, 0, 0, 0};
+  mha_tensor tensor = {v->data, v->batch, v->length, v->heads, v->size, 0, 0, 0, 0, MHA_F32, 0};
   if (f->c.layout != TEST_DENSE) {
     tensor.batch_stride = v->batch_stride;
     tensor.row_stride = v->row_stride;
@@ -511,7 +520,8 @@ static void attend_arguments(test_fixture *f) {
     f->attend_args.output_row_stride = f->output.row_stride;
     f->attend_args.output_head_stride = f->output.head_stride;
   }
-  f->attend_args.attention = &f->attention;
+  f->attend_args.rules = &f->rules;
+  f->attend_args.results = &f->results;
 }
 
 /* ---- Building and running -------------------------------------------------------------------- */
@@ -848,13 +858,15 @@ mha_status test_core_try(test_core *core, mha_error *error) {
   fill(&core->G, core->H);
   fill(&core->d, 1);
   fill(&core->dv, 1);
-  const mha_tensor q = {core->q, core->B, core->Lq, core->H, core->d, 0, 0, 0, 0};
-  const mha_tensor k = {core->k, core->B, core->Lk, core->G, core->d, 0, 0, 0, 0};
-  const mha_tensor v = {core->v, core->B, core->Lk, core->G, core->dv, 0, 0, 0, 0};
+  const mha_tensor q = {core->q, core->B, core->Lq, core->H, core->d, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor k = {core->k, core->B, core->Lk, core->G, core->d, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor v = {core->v, core->B, core->Lk, core->G, core->dv, 0, 0, 0, 0, MHA_F32, 0};
   MHA_INIT(&args);
   args.flags = MHA_ALLOW_EMPTY;
   args.output = core->output;
-  args.attention = &core->rules;
+  args.rules = &core->rules;
+  core->results.struct_size = sizeof core->results;
+  args.results = &core->results;
   test_fill_poison(core->output, core->B * core->Lq * core->H * core->dv);
   test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
   const mha_status status = mha_attend(context, &q, &k, &v, &args, error);

@@ -121,7 +121,8 @@ typedef struct test_fixture {
 
   mha_config config;
   mha_matrices matrices;
-  mha_attention attention;
+  mha_rules rules;
+  mha_results results;
   mha_forward_args args;
   mha_tensor q, k, v; /* for mha_attend */
   mha_attend_args attend_args;
@@ -173,7 +174,8 @@ typedef struct test_core {
   int64_t B, Lq, Lk, H, G, d, dv;
   const float *q, *k, *v;
   float *output;
-  mha_attention rules; /* MHA_INIT it */
+  mha_rules rules;     /* MHA_INIT it */
+  mha_results results; /* begins as {0} */
 } test_core;
 
 /* Poisons the output and calls mha_attend in a fresh context. */

@@ -266,7 +266,7 @@ static void growing(void **state) {
     test_ask_oracle(&fixture, &result);
     const parts p = make_parts();
     const int64_t Lq = c.Lq;
-    fixture.attention.weights = fixture.attention.average = fixture.attention.log_sum_exp = NULL;
+    fixture.results.weights = fixture.results.average = fixture.results.log_sum_exp = NULL;
     fixture.args.query_length = fixture.q.length = 1;
     fixture.args.batch = fixture.q.batch = fixture.k.batch = fixture.v.batch = 1;
     test_poison_results(&fixture);

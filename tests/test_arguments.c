@@ -268,7 +268,7 @@ static void flags_and_reserves_that_are_wrong(void **state) {
 
 static void forget_sequences(void) {
   static const int64_t starts[1] = {0};
-  fixture.attention.query_starts = fixture.attention.key_starts = starts;
+  fixture.rules.query_starts = fixture.rules.key_starts = starts;
   fixture.args.batch = fixture.attend_args.n_sequences = 0;
   fixture.args.flags = fixture.attend_args.flags = 0;
 }
@@ -451,8 +451,8 @@ static void set_unit_rows(int64_t length, int64_t *batch, int64_t *row, int64_t 
 }
 
 static void set_unit_extents(int64_t stride) {
-  mha_mask *m = &fixture.attention.attend;
-  mha_bias *b = &fixture.attention.bias;
+  mha_mask *m = &fixture.rules.attend;
+  mha_bias *b = &fixture.rules.bias;
   m->batch_stride = m->batch == 1 ? stride : m->batch_stride;
   m->head_stride = m->heads == 1 ? stride : m->head_stride;
   m->row_stride = m->rows == 1 ? stride : m->row_stride;
@@ -503,7 +503,7 @@ static void strides_of_ready_rows(void **state) {
     options.n_entries = options.capacity = options.n_kv_heads = 1;
     options.head_size = 2;
     test_expect(mha_cache_create(&options, &cache, &error), MHA_OK, &error);
-    const mha_tensor rows = {numbers, 1, 1, 1, 2, s, s, s, 1};
+    const mha_tensor rows = {numbers, 1, 1, 1, 2, s, s, s, 1, MHA_F32, 0};
     test_expect(mha_cache_append(cache, &rows, &rows, NULL, NULL, &error), MHA_OK, &error);
     test_expect(mha_cache_view(cache, &k, &v, &error), MHA_OK, &error);
     assert_memory_equal(k.data, numbers, sizeof numbers);

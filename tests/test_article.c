@@ -128,7 +128,7 @@ static void every_step(void **state) {
   mha_context *context = NULL;
   mha_config config;
   mha_matrices matrices;
-  mha_attention attention;
+  mha_results results;
   mha_forward_args args;
   mha_error error;
   (void)state;
@@ -142,14 +142,14 @@ static void every_step(void **state) {
   test_expect(mha_weights_create(&config, &matrices, &weights, &error), MHA_OK, &error);
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
   test_expect(mha_context_trace(context, remember_step, &seen, &error), MHA_OK, &error);
-  MHA_INIT(&attention);
-  attention.weights = weights_out;
+  MHA_INIT(&results);
+  results.weights = weights_out;
   MHA_INIT(&args);
   args.batch = 1;
   args.query_length = L;
   args.query = numbers.x;
   args.output = output;
-  args.attention = &attention;
+  args.results = &results;
   test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
   expect_steps(&seen);
   expect_article("weights asked for", "weights", weights_out, (int64_t)H * L * L);

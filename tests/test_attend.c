@@ -114,8 +114,8 @@ static void packed_qkv(void **state) {
       for (int64_t i = 0; i < L; i++)
         memcpy(block + ((b * L + i) * 3 + which) * H * D, test_at(views[which], b, i, 0, 0),
                H * D * sizeof(float));
-    *tensors[which] = (mha_tensor){block + which * H * D, B, L, H, D, (int64_t)L * 3 * H * D,
-                                   (int64_t)3 * H * D,    D, 1};
+    *tensors[which] = (mha_tensor){block + which * H * D, B, L, H,       D, (int64_t)L * 3 * H * D,
+                                   (int64_t)3 * H * D,    D, 1, MHA_F32, 0};
   }
   test_run(&f);
   test_judge(&f, &result);
@@ -222,10 +222,10 @@ static void offsets_and_windows_without_end(void **state) {
                                   .want = TEST_WANT_ALL,
                                   .offset_each = each});
       test_note("offset or window %zu", i);
-      f.attention.causal = rows[i].causal;
-      f.attention.offset = f.offsets[0] = rows[i].offset;
-      f.attention.window_left = rows[i].left;
-      f.attention.window_right = rows[i].right;
+      f.rules.causal = rows[i].causal;
+      f.rules.offset = f.offsets[0] = rows[i].offset;
+      f.rules.window_left = rows[i].left;
+      f.rules.window_right = rows[i].right;
       test_run(&f);
       for (int64_t at = 0; at < LQ * LK; at++)
         if ((f.weights[at] > 0.0F) != rows[i].seen)
@@ -274,14 +274,17 @@ static void weights_of_huge_scores_sum_to_one(void **state) {
   float *weights = test_pool_floats(&pool, L * L);
   test_fill_normal(&random, q, L * d, 1e7);
   const mha_tensor tensor = {.data = q, .batch = 1, .length = L, .heads = 1, .size = d};
-  mha_attention rules;
+  mha_rules rules;
+  mha_results results;
   MHA_INIT(&rules);
+  MHA_INIT(&results);
   rules.causal = 1;
-  rules.weights = weights;
+  results.weights = weights;
   mha_attend_args args;
   MHA_INIT(&args);
   args.output = output;
-  args.attention = &rules;
+  args.rules = &rules;
+  args.results = &results;
   mha_context *context = NULL;
   mha_error error;
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);

@@ -77,8 +77,8 @@ static void check_model(const model *m) {
     assert_int_equal(length, m->length[e]);
     for (int64_t t = first; t < m->length[e]; t++) {
       const int64_t row = m->window ? t % m->capacity : t;
-      const float *keys = k.data + e * k.batch_stride + row * k.row_stride;
-      const float *values = v.data + e * v.batch_stride + row * v.row_stride;
+      const float *keys = (const float *)k.data + e * k.batch_stride + row * k.row_stride;
+      const float *values = (const float *)v.data + e * v.batch_stride + row * v.row_stride;
       for (int64_t c = 0; c < G * D; c++)
         assert_true(keys[c] == key_number(m->tokens[e][t], c));
       for (int64_t c = 0; c < G * DV; c++)
@@ -93,7 +93,7 @@ static void check_model(const model *m) {
 static mha_tensor make_rows(test_pool *pool, int64_t B, int64_t n, int64_t size, int layout,
                             int64_t first, const int64_t *counts,
                             float (*number)(int64_t token, int64_t c)) {
-  mha_tensor t = {NULL, B, n, G, size, n * G * size, G * size, size, 1};
+  mha_tensor t = {NULL, B, n, G, size, n * G * size, G * size, size, 1, MHA_F32, 0};
   int64_t floats = B * n * G * size;
   if (layout == 1) { /* gaps everywhere */
     t.head_stride = size + 1;
@@ -230,10 +230,10 @@ static void unwritten_rows_stay_unwritten(void **state) {
   const int64_t lengths[N] = {1, 3, 3};
   for (int64_t e = 0; e < N; e++)
     for (int64_t at = lengths[e] * G * D; at < 8 * G * D; at++)
-      assert_true(test_is_poison(k.data[e * 8 * G * D + at]));
+      assert_true(test_is_poison(((const float *)k.data)[e * 8 * G * D + at]));
   for (int64_t e = 0; e < N; e++)
     for (int64_t at = lengths[e] * G * DV; at < 8 * G * DV; at++)
-      assert_true(test_is_poison(v.data[e * 8 * G * DV + at]));
+      assert_true(test_is_poison(((const float *)v.data)[e * 8 * G * DV + at]));
   close_model(&m);
 }
 
@@ -245,7 +245,8 @@ static void padding_rows_are_not_read(void **state) {
   for (int64_t n = 0; n <= 4; n++) {
     float *keys = test_pool_cut(&pool, 4 * G * D, n * G * D);
     float *values = test_pool_cut(&pool, 4 * G * DV, n * G * DV);
-    const mha_tensor k = {keys, 1, 4, G, D, 0, 0, 0, 0}, v = {values, 1, 4, G, DV, 0, 0, 0, 0};
+    const mha_tensor k = {keys, 1, 4, G, D, 0, 0, 0, 0, MHA_F32, 0},
+                     v = {values, 1, 4, G, DV, 0, 0, 0, 0, MHA_F32, 0};
     memset(keys, 0, (size_t)(n * G * D) * sizeof *keys);
     memset(values, 0, (size_t)(n * G * DV) * sizeof *values);
     open_model(&m, 8, 0, 0);
@@ -637,7 +638,8 @@ static void try_everything(void *user, const mha_trace_step *step) {
   inside *at = user;
   const mha_status change = MHA_ERROR_BUSY, read = at->changing ? MHA_ERROR_BUSY : MHA_OK;
   float numbers[G * D] = {0};
-  const mha_tensor k = {numbers, 1, 1, G, D, 0, 0, 0, 0}, v = {numbers, 1, 1, G, DV, 0, 0, 0, 0};
+  const mha_tensor k = {numbers, 1, 1, G, D, 0, 0, 0, 0, MHA_F32, 0},
+                   v = {numbers, 1, 1, G, DV, 0, 0, 0, 0, MHA_F32, 0};
   mha_tensor shown;
   int64_t length = 0;
   mha_error error;

@@ -367,9 +367,15 @@ typedef struct answer {
   float lse[B * H * LQ];
 } answer;
 
+/* What a call is asked. */
+typedef struct asked {
+  mha_rules rules;
+  mha_results results;
+} asked;
+
 /* The same call in this process, with everything asked for. */
-static void call_layer(const char *path, const char *prefix, const mha_config *config,
-                       mha_attention *a, answer *result) {
+static void call_layer(const char *path, const char *prefix, const mha_config *config, asked *a,
+                       answer *result) {
   mha_weights *weights = NULL;
   mha_context *context = NULL;
   mha_forward_args args;
@@ -384,9 +390,10 @@ static void call_layer(const char *path, const char *prefix, const mha_config *c
   args.key = key;
   args.value = value;
   args.output = result->output;
-  args.attention = a;
-  a->weights = result->weights;
-  a->log_sum_exp = result->lse;
+  args.rules = &a->rules;
+  args.results = &a->results;
+  a->results.weights = result->weights;
+  a->results.log_sum_exp = result->lse;
   test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
   mha_context_destroy(context);
   mha_weights_destroy(weights);
@@ -400,7 +407,7 @@ static mha_config odd_config(void) {
   return config;
 }
 
-static void call_library(mha_attention *a, answer *result) {
+static void call_library(asked *a, answer *result) {
   const mha_config config = odd_config();
   call_layer("w", "a.", &config, a, result);
 }
@@ -408,89 +415,89 @@ static void call_library(mha_attention *a, answer *result) {
 static const int64_t lengths[B] = {4, 6};
 static const int64_t query_lengths[B] = {3, 5};
 
-static void set_causal(mha_attention *a) {
-  a->causal = 1;
+static void set_causal(asked *a) {
+  a->rules.causal = 1;
 }
-static void set_bottom_right(mha_attention *a) {
-  a->causal = 1;
-  a->alignment = MHA_ALIGN_BOTTOM_RIGHT;
+static void set_bottom_right(asked *a) {
+  a->rules.causal = 1;
+  a->rules.alignment = MHA_ALIGN_BOTTOM_RIGHT;
 }
-static void set_offset(mha_attention *a) {
-  a->causal = 1;
-  a->alignment = MHA_ALIGN_OFFSET;
-  a->offset = -3;
+static void set_offset(asked *a) {
+  a->rules.causal = 1;
+  a->rules.alignment = MHA_ALIGN_OFFSET;
+  a->rules.offset = -3;
 }
-static void set_window(mha_attention *a) {
-  a->flags = MHA_WINDOW;
-  a->window_left = -1;
-  a->window_right = 1;
+static void set_window(asked *a) {
+  a->rules.flags = MHA_WINDOW;
+  a->rules.window_left = -1;
+  a->rules.window_right = 1;
 }
-static void set_lengths(mha_attention *a) {
-  a->key_lengths = lengths;
+static void set_lengths(asked *a) {
+  a->rules.key_lengths = lengths;
 }
-static void set_query_lengths(mha_attention *a) {
-  a->query_lengths = query_lengths;
+static void set_query_lengths(asked *a) {
+  a->rules.query_lengths = query_lengths;
 }
-static void set_mask(mha_attention *a) {
-  a->attend = (mha_mask){.data = attend, .batch = B, .heads = 1, .rows = 1, .columns = LK};
+static void set_mask(asked *a) {
+  a->rules.attend = (mha_mask){.data = attend, .batch = B, .heads = 1, .rows = 1, .columns = LK};
 }
-static void set_bias(mha_attention *a) {
-  a->bias = (mha_bias){.data = bias, .batch = 1, .heads = H, .rows = LQ, .columns = LK};
+static void set_bias(asked *a) {
+  a->rules.bias = (mha_bias){.data = bias, .batch = 1, .heads = H, .rows = LQ, .columns = LK};
 }
-static void set_scale(mha_attention *a) {
-  a->flags = MHA_SCALE;
-  a->scale = -0.25F;
+static void set_scale(asked *a) {
+  a->rules.flags = MHA_SCALE;
+  a->rules.scale = -0.25F;
 }
-static void set_scale_0(mha_attention *a) {
-  a->flags = MHA_SCALE;
+static void set_scale_0(asked *a) {
+  a->rules.flags = MHA_SCALE;
 }
-static void set_softcap(mha_attention *a) {
-  a->softcap = 0.5F;
+static void set_softcap(asked *a) {
+  a->rules.softcap = 0.5F;
 }
-static void set_alibi(mha_attention *a) {
-  a->alibi_slopes = slopes;
+static void set_alibi(asked *a) {
+  a->rules.alibi_slopes = slopes;
 }
-static void set_sinks(mha_attention *a) {
-  a->sinks = sinks;
+static void set_sinks(asked *a) {
+  a->rules.sinks = sinks;
 }
 /* Softcap, bias and causal, so that the four stages differ. */
-static void set_stage(mha_attention *a, mha_stage stage) {
-  a->causal = 1;
-  a->softcap = 0.5F;
+static void set_stage(asked *a, mha_stage stage) {
+  a->rules.causal = 1;
+  a->rules.softcap = 0.5F;
   set_bias(a);
-  a->weights_stage = (int32_t)stage;
+  a->results.stage = (int32_t)stage;
 }
-static void set_scaled(mha_attention *a) {
+static void set_scaled(asked *a) {
   set_stage(a, MHA_STAGE_SCALED);
 }
-static void set_capped(mha_attention *a) {
+static void set_capped(asked *a) {
   set_stage(a, MHA_STAGE_CAPPED);
 }
-static void set_final(mha_attention *a) {
+static void set_final(asked *a) {
   set_stage(a, MHA_STAGE_FINAL);
 }
-static void set_after_softmax(mha_attention *a) {
+static void set_after_softmax(asked *a) {
   set_stage(a, MHA_STAGE_WEIGHTS);
 }
-static void set_all(mha_attention *a) {
+static void set_all(asked *a) {
   set_stage(a, MHA_STAGE_WEIGHTS);
   set_lengths(a);
   set_query_lengths(a);
   set_mask(a);
-  a->flags = MHA_SCALE | MHA_WINDOW;
-  a->scale = 0.125F;
-  a->window_left = 4;
-  a->window_right = -1;
-  a->alignment = MHA_ALIGN_OFFSET;
-  a->offset = 1;
-  a->alibi_slopes = slopes;
-  a->sinks = sinks;
+  a->rules.flags = MHA_SCALE | MHA_WINDOW;
+  a->rules.scale = 0.125F;
+  a->rules.window_left = 4;
+  a->rules.window_right = -1;
+  a->rules.alignment = MHA_ALIGN_OFFSET;
+  a->rules.offset = 1;
+  a->rules.alibi_slopes = slopes;
+  a->rules.sinks = sinks;
 }
 
 #define STAGE_RUN "--causal", "--softcap", "0.5", "--bias", "bias.npy"
 
 static const struct {
-  void (*set)(mha_attention *a);
+  void (*set)(asked *a);
   const char *words[24];
 } option_rows[] = {
     {set_causal, {"--causal"}},
@@ -555,14 +562,16 @@ static void check_odd_run(const char *const *more, const answer *expected) {
 static void options_reach_the_library(void **state) {
   static answer plain;
   static answer expected;
-  mha_attention a;
+  asked a;
   (void)state;
-  MHA_INIT(&a);
+  MHA_INIT(&a.rules);
+  MHA_INIT(&a.results);
   call_library(&a, &plain);
   check_odd_run((const char *const[]){NULL}, &plain);
   for (size_t i = 0; i < sizeof option_rows / sizeof option_rows[0]; i++) {
     test_note("row %zu: %s", i, option_rows[i].words[0]);
-    MHA_INIT(&a);
+    MHA_INIT(&a.rules);
+    MHA_INIT(&a.results);
     option_rows[i].set(&a);
     call_library(&a, &expected);
     assert_memory_not_equal(&expected, &plain, sizeof plain); /* the option does something */
@@ -577,9 +586,10 @@ static void masks_of_every_rank(void **state) {
   static answer expected;
   (void)state;
   for (size_t i = 0; i < 4; i++) {
-    mha_attention a;
-    MHA_INIT(&a);
-    a.attend = (mha_mask){.data = row, .batch = 1, .heads = 1, .rows = 1, .columns = LK};
+    asked a;
+    MHA_INIT(&a.rules);
+    MHA_INIT(&a.results);
+    a.rules.attend = (mha_mask){.data = row, .batch = 1, .heads = 1, .rows = 1, .columns = LK};
     call_library(&a, &expected);
     put_mask("row.npy", row, sizeof row, shapes[i]);
     check_odd_run((const char *const[]){"--attend", "row.npy", NULL}, &expected);
@@ -590,9 +600,10 @@ static void masks_of_every_rank(void **state) {
 static void thread_counts_change_no_bit(void **state) {
   static const char *const counts[] = {"0", "1", "2", "3"};
   static answer expected;
-  mha_attention a;
+  asked a;
   (void)state;
-  MHA_INIT(&a);
+  MHA_INIT(&a.rules);
+  MHA_INIT(&a.results);
   call_library(&a, &expected);
   for (size_t i = 0; i < 4; i++)
     check_odd_run((const char *const[]){"--threads", counts[i], NULL}, &expected);
@@ -747,9 +758,10 @@ static void weights_come_from_safetensors(void **state) {
   static answer expected;
   char names[2][N_LAYER_PARTS][32];
   made_tensor tensors[2 * N_LAYER_PARTS];
-  mha_attention a;
+  asked a;
   (void)state;
-  MHA_INIT(&a);
+  MHA_INIT(&a.rules);
+  MHA_INIT(&a.results);
   call_library(&a, &expected);
   read_odd_parts();
   make_tensors("a.", names[0], tensors);
@@ -820,9 +832,10 @@ static void rotary_options_reach_the_layer(void **state) {
   static answer plain;
   static answer expected;
   test_random random;
-  mha_attention a;
+  asked a;
   (void)state;
-  MHA_INIT(&a);
+  MHA_INIT(&a.rules);
+  MHA_INIT(&a.results);
   call_library(&a, &plain);
   test_random_seed(&random, 5);
   PUT("cos.npy", cosines, 2, POSITIONS, PAIRS);
@@ -843,9 +856,10 @@ static void norm_epsilon_reaches_the_layer(void **state) {
   char names[N_LAYER_PARTS][32];
   made_tensor tensors[N_LAYER_PARTS];
   mha_config config = odd_config();
-  mha_attention a;
+  asked a;
   (void)state;
-  MHA_INIT(&a);
+  MHA_INIT(&a.rules);
+  MHA_INIT(&a.results);
   read_odd_parts();
   make_tensors("a.", names, tensors);
   put_safetensors("norm.safetensors", tensors, N_LAYER_PARTS);

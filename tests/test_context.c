@@ -439,7 +439,7 @@ static void enter_again(void *user, const mha_trace_step *step) {
   MHA_INIT(&shape);
   shape.batch = 1;
   shape.query_length = 4;
-  const mha_tensor tensor = {x, 1, 4, 2, 3, 0, 0, 0, 0};
+  const mha_tensor tensor = {x, 1, 4, 2, 3, 0, 0, 0, 0, MHA_F32, 0};
   mha_attend_args attend;
   MHA_INIT(&attend);
   attend.output = output;

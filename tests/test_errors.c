@@ -160,11 +160,13 @@ typedef struct row {
   MEMBER(base, args, mha_forward_args, member, INT64, value, 0.0F, status, "args." word)
 #define NO_ARG(base, member, word)                                                                 \
   MEMBER(base, args, mha_forward_args, member, NO_POINTER, 0, 0.0F, MHA_ERROR_NULL, "args." word)
+#define RESULT(base, member, value)                                                                \
+  MEMBER(base, results, mha_results, member, INT32, value, 0.0F, MHA_ERROR_VALUE,                  \
+         "results." #member)
 #define RULE(base, member, kind, value, status, word)                                              \
-  MEMBER(base, attention, mha_attention, member, kind, value, 0.0F, status, "attention." word)
+  MEMBER(base, rules, mha_rules, member, kind, value, 0.0F, status, "rules." word)
 #define SCORE(member, number, word)                                                                \
-  MEMBER(CORE_RULES, attention, mha_attention, member, FLOAT, 0, number, MHA_ERROR_VALUE,          \
-         "attention." word)
+  MEMBER(CORE_RULES, rules, mha_rules, member, FLOAT, 0, number, MHA_ERROR_VALUE, "rules." word)
 #define TENSOR(tensor, member, value, status)                                                      \
   MEMBER(CORE, tensor, mha_tensor, member, INT64, value, 0.0F, status, #tensor)
 #define ATTEND(base, member, value, status, word)                                                  \
@@ -198,8 +200,8 @@ static void set(const row *r) {
 
 static void try_row(const row *r, size_t index) {
   build(r->base);
-  if (r->kind == FLOAT && r->member == offsetof(mha_attention, scale))
-    fixture.attention.flags |= MHA_SCALE;
+  if (r->kind == FLOAT && r->member == offsetof(mha_rules, scale))
+    fixture.rules.flags |= MHA_SCALE;
   set(r);
   test_note("row %zu: %s becomes %" PRId64 " or %g", index, r->word, r->integer, (double)r->number);
   if (r->base == CREATE)
@@ -443,8 +445,15 @@ static void rules_that_are_wrong(void **state) {
         RULE(all, flags, UINT32, -1, MHA_ERROR_VALUE, "flags"),
         RULE(all, alignment, INT32, -1, MHA_ERROR_VALUE, "alignment"),
         RULE(all, alignment, INT32, 3, MHA_ERROR_VALUE, "alignment"),
-        RULE(all, weights_stage, INT32, -1, MHA_ERROR_VALUE, "weights_stage"),
-        RULE(all, weights_stage, INT32, 4, MHA_ERROR_VALUE, "weights_stage"),
+        RULE(all, reserved, INT32, 1, MHA_ERROR_VALUE, "reserved"),
+        RULE(all, attend.element, INT32, 1, MHA_ERROR_UNSUPPORTED, "attend.element"),
+        RULE(all, bias.element, INT32, 1, MHA_ERROR_UNSUPPORTED, "bias.element"),
+        RULE(all, bias.element, INT32, -1, MHA_ERROR_UNSUPPORTED, "bias.element"),
+        RULE(all, attend.reserved, INT32, 1, MHA_ERROR_VALUE, "attend.reserved"),
+        RULE(all, bias.reserved, INT32, 1, MHA_ERROR_VALUE, "bias.reserved"),
+        RESULT(all, stage, -1),
+        RESULT(all, stage, 4),
+        RESULT(all, reserved, 1),
         RULE(all, window_left, INT64, -2, MHA_ERROR_VALUE, "window_left"),
         RULE(all, window_left, INT64, INT64_MIN, MHA_ERROR_VALUE, "window_left"),
         RULE(all, window_right, INT64, -2, MHA_ERROR_VALUE, "window_left and window_right"),
@@ -514,18 +523,18 @@ static void packed_offsets_that_are_wrong(void **state) {
     const baseline packed = core ? CORE_PACKED : LAYER_PACKED;
     for (size_t i = 0; i < COUNT(queries); i++) {
       build(packed);
-      fixture.attention.query_starts = queries[i];
+      fixture.rules.query_starts = queries[i];
       expect_call_fails(MHA_ERROR_LENGTH, "query_starts");
-      fixture.attention.query_starts = fixture.query_starts;
-      fixture.attention.key_starts = keys[i];
+      fixture.rules.query_starts = fixture.query_starts;
+      fixture.rules.key_starts = keys[i];
       expect_call_fails(MHA_ERROR_LENGTH, "key_starts");
       test_release(&fixture);
     }
     build(packed);
-    fixture.attention.key_starts = NULL; /* although there is a key */
+    fixture.rules.key_starts = NULL; /* although there is a key */
     expect_call_fails(MHA_ERROR_NULL, "key_starts");
-    fixture.attention.key_starts = fixture.key_starts;
-    fixture.attention.query_starts = NULL;
+    fixture.rules.key_starts = fixture.key_starts;
+    fixture.rules.query_starts = NULL;
     if (!core)
       expect_call_fails(MHA_ERROR_NULL, "query_starts");
     test_release(&fixture);
@@ -543,15 +552,15 @@ static void what_packed_input_excludes(void **state) {
       const char *const words[] = {"query_lengths", "key_lengths", "attend",
                                    "bias",          "weights",     "average"};
       build(core ? CORE_PACKED : LAYER_PACKED);
-      mha_attention *a = &fixture.attention;
+      mha_rules *a = &fixture.rules;
       a->query_lengths = which == 0 ? lengths : NULL;
       a->key_lengths = which == 1 ? lengths : NULL;
       if (which == 2)
-        a->attend = (mha_mask){bytes, 1, 1, 1, LK, 0, 0, 0};
+        a->attend = (mha_mask){bytes, 1, 1, 1, LK, 0, 0, 0, 0, 0};
       if (which == 3)
-        a->bias = (mha_bias){floats, 1, 1, 1, LK, 0, 0, 0};
-      a->weights = which == 4 ? results : NULL;
-      a->average = which == 5 ? results : NULL;
+        a->bias = (mha_bias){floats, 1, 1, 1, LK, 0, 0, 0, 0, 0};
+      fixture.results.weights = which == 4 ? results : NULL;
+      fixture.results.average = which == 5 ? results : NULL;
       expect_call_fails(MHA_ERROR_UNSUPPORTED, words[which]);
       test_release(&fixture);
     }
@@ -816,19 +825,23 @@ typedef enum sized {
   MATRICES_,
   OPTIONS_,
   SHAPE_,
-  ATTENTION_,
+  RULES_,
+  RESULTS_,
   ARGS_,
   ATTEND_,
   CACHE_,
-  GOT_
+  GOT_,
+  MERGE_
 } sized;
 
 static const size_t known_bytes[] = {
-    sizeof(mha_config),      sizeof(mha_matrices),      sizeof(mha_context_options),
-    sizeof(mha_shape),       sizeof(mha_attention),     sizeof(mha_forward_args),
-    sizeof(mha_attend_args), sizeof(mha_cache_options), sizeof(mha_config)};
-static const char *const sized_names[] = {"config", "matrices", "options", "shape", "attention",
-                                          "args",   "args",     "options", "config"};
+    sizeof(mha_config),       sizeof(mha_matrices),    sizeof(mha_context_options),
+    sizeof(mha_shape),        sizeof(mha_rules),       sizeof(mha_results),
+    sizeof(mha_forward_args), sizeof(mha_attend_args), sizeof(mha_cache_options),
+    sizeof(mha_config),       sizeof(mha_merge_args)};
+static const char *const sized_names[] = {"config",  "matrices", "options", "shape",
+                                          "rules",   "results",  "args",    "args",
+                                          "options", "config",   "args"};
 
 /* A call with `structure` in the place of the one that is right. */
 static mha_status call_with(sized which, void *structure, mha_error *error) {
@@ -853,10 +866,15 @@ static mha_status call_with(sized which, void *structure, mha_error *error) {
   case SHAPE_:
     status = mha_workspace_bytes(context, weights, structure, &bytes, error);
     break;
-  case ATTENTION_:
-    f->args.attention = structure;
+  case RULES_:
+    f->args.rules = structure;
     status = mha_forward(context, weights, &f->args, error);
-    f->args.attention = &f->attention;
+    f->args.rules = &f->rules;
+    break;
+  case RESULTS_:
+    f->args.results = structure;
+    status = mha_forward(context, weights, &f->args, error);
+    f->args.results = &f->results;
     break;
   case ARGS_:
     status = mha_forward(context, weights, structure, error);
@@ -869,6 +887,9 @@ static mha_status call_with(sized which, void *structure, mha_error *error) {
     break;
   case GOT_:
     status = mha_weights_config(weights, structure, error);
+    break;
+  case MERGE_:
+    status = mha_merge(structure, error);
     break;
   }
   mha_cache_destroy(cache);
@@ -888,16 +909,34 @@ static const void *right_struct(sized which) {
   static mha_cache_options cache;
   MHA_INIT(&cache);
   cache.n_entries = cache.capacity = cache.n_kv_heads = cache.head_size = 1;
-  const void *all[] = {
-      &fixture.config, &fixture.matrices,    &fixture.options, &shape, &fixture.attention,
-      &fixture.args,   &fixture.attend_args, &cache,           &got};
+  static const float part[1], zero[1];
+  static float merged[1];
+  static const float *const lses[] = {zero};
+  static const mha_tensor parts[] = {{part, 1, 1, 1, 1, 0, 0, 0, 0, MHA_F32, 0}};
+  static mha_merge_args merge;
+  MHA_INIT(&merge);
+  merge.n_parts = 1;
+  merge.outputs = parts;
+  merge.log_sum_exps = lses;
+  merge.output = merged;
+  const void *all[] = {&fixture.config,
+                       &fixture.matrices,
+                       &fixture.options,
+                       &shape,
+                       &fixture.rules,
+                       &fixture.results,
+                       &fixture.args,
+                       &fixture.attend_args,
+                       &cache,
+                       &got,
+                       &merge};
   return all[which];
 }
 
 static void every_size_of_every_struct(void **state) {
   enum { TAIL = 40 };
   (void)state;
-  for (int which = CONFIG_; which <= GOT_; which++) {
+  for (int which = CONFIG_; which <= MERGE_; which++) {
     mha_error error;
     const size_t known = known_bytes[which];
     build(which == ATTEND_ ? CORE : LAYER);
@@ -934,7 +973,7 @@ static void every_size_of_every_struct(void **state) {
 static void garbage_in_every_struct(void **state) {
   const size_t sizes[] = {MHA_MAX_STRUCT_BYTES + 1, (size_t)0xabababab, SIZE_MAX};
   (void)state;
-  for (int which = CONFIG_; which <= GOT_; which++)
+  for (int which = CONFIG_; which <= MERGE_; which++)
     for (size_t i = 0; i < COUNT(sizes); i++) {
       mha_error error;
       const size_t known = known_bytes[which];
@@ -953,7 +992,7 @@ static void garbage_in_every_struct(void **state) {
 
 /* MHA_INIT zeroes all and stores the size. */
 static void structs_are_prepared(void **state) {
-  mha_attention rules;
+  mha_rules rules;
   mha_config config;
   (void)state;
   memset(&rules, 0xff, sizeof rules);
@@ -1034,13 +1073,13 @@ static void move_output(size_t which, float *to) {
     fixture.args.output = fixture.attend_args.output = to;
     break;
   case 1:
-    fixture.attention.weights = to;
+    fixture.results.weights = to;
     break;
   case 2:
-    fixture.attention.average = to;
+    fixture.results.average = to;
     break;
   default:
-    fixture.attention.log_sum_exp = to;
+    fixture.results.log_sum_exp = to;
   }
 }
 
@@ -1066,7 +1105,7 @@ static void outputs_overlap_nothing(void **state) {
     const size_t n_inputs = list_inputs(inputs), n_outputs = list_outputs(outputs);
     for (size_t o = 0; o < n_outputs; o++) {
       for (size_t i = 0; outputs[o].data && i < n_inputs; i++)
-        if (inputs[i].data && (inputs[i].data != fixture.offsets || fixture.attention.offsets))
+        if (inputs[i].data && (inputs[i].data != fixture.offsets || fixture.rules.offsets))
           expect_overlap(o, &outputs[o], &inputs[i]);
       for (size_t p = 0; outputs[o].data && p < n_outputs; p++)
         if (p != o && outputs[p].data)
@@ -1086,7 +1125,7 @@ static void outputs_overlap_no_sinks_of_the_layer(void **state) {
     const size_t n_outputs = list_outputs(outputs);
     const region layers = {"the layer's sinks", sinks, sizeof sinks};
     fixture.matrices.sinks = sinks;
-    fixture.attention.sinks = others ? own : NULL;
+    fixture.rules.sinks = others ? own : NULL;
     for (size_t o = 0; o < n_outputs; o++)
       expect_overlap(o, &outputs[o], &layers);
     test_release(&fixture);

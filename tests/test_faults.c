@@ -23,7 +23,7 @@ enum { MAX_KEYS = 16 };
 
 /* All scores are equal and value j is one-hot, so row i of the output is 1/n at the n keys that
  * query i sees. sets[b·Lq + i] lists them as digits. */
-static void expect_sets(mha_attention rules, int64_t B, int64_t Lq, int64_t Lk,
+static void expect_sets(mha_rules rules, int64_t B, int64_t Lq, int64_t Lk,
                         const char *const *sets) {
   static const float zeros[MAX_KEYS * MAX_KEYS];
   static float v[4 * MAX_KEYS * MAX_KEYS], output[4 * MAX_KEYS * MAX_KEYS];
@@ -52,8 +52,8 @@ static void expect_sets(mha_attention rules, int64_t B, int64_t Lq, int64_t Lk,
   }
 }
 
-static mha_attention rules_of(int causal, mha_alignment alignment, int64_t offset) {
-  mha_attention rules;
+static mha_rules rules_of(int causal, mha_alignment alignment, int64_t offset) {
+  mha_rules rules;
   MHA_INIT(&rules);
   rules.causal = causal;
   rules.alignment = (int32_t)alignment;
@@ -88,17 +88,17 @@ static void b01_band_mask_on_long_inputs(void **state) {
 }
 
 static void b02_a_row_with_nothing_to_attend_to(void **state) {
-  mha_attention rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 0};
   expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
   rules.query_lengths = (int64_t[]){3, 0};
   expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
   rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0); /* two keys of padding on the left */
-  rules.attend = (mha_mask){(uint8_t[]){0, 0, 1}, 1, 1, 1, 3, 0, 0, 0};
+  rules.attend = (mha_mask){(uint8_t[]){0, 0, 1}, 1, 1, 1, 3, 0, 0, 0, 0, 0};
   expect_sets(rules, 1, 3, 3, (const char *[]){"", "", "2"});
   rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
-  rules.attend = (mha_mask){(uint8_t[]){0, 0, 0, 0}, 1, 1, 2, 2, 0, 0, 0};
+  rules.attend = (mha_mask){(uint8_t[]){0, 0, 0, 0}, 1, 1, 2, 2, 0, 0, 0, 0, 0};
   expect_sets(rules, 1, 2, 2, (const char *[]){"", ""});
 }
 
@@ -187,7 +187,7 @@ static void b05_a_finite_additive_mask_counts(void **state) {
                     .v = v,
                     .output = output,
                     .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
-  core.rules.bias = (mha_bias){bias, 1, 1, 2, 2, 0, 0, 0};
+  core.rules.bias = (mha_bias){bias, 1, 1, 2, 2, 0, 0, 0, 0, 0};
   test_core_run(&core);
   test_near("row 0", (double)output[0], 1.0 / (1.0 + exp(-1.5)), 1e-6);
   test_near("row 1", (double)output[1], 0.5, 1e-6);
@@ -259,7 +259,7 @@ static void b09_which_corner(void **state) {
 }
 
 static void b10_a_causal_offset_per_entry(void **state) {
-  mha_attention rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
+  mha_rules rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 5};
   expect_sets(rules, 2, 2, 8, (const char *[]){"01", "012", "0123", "01234"});
@@ -307,7 +307,7 @@ static void b11_one_query_is_no_special_case(void **state) {
 static void expect_weights(test_core *core, int64_t n, const double *expected) {
   float weights[16];
   test_fill_poison(weights, 16);
-  core->rules.weights = weights;
+  core->results.weights = weights;
   test_core_run(core);
   for (int64_t at = 0; at < n; at++)
     test_near("weight", (double)weights[at], expected[at], expected[at] == 0.0 ? 0.0 : 1e-6);
@@ -325,10 +325,10 @@ static void b12_softcap_comes_before_the_mask(void **state) {
                     .output = output,
                     .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
   core.rules.softcap = 1.0F;
-  core.rules.bias = (mha_bias){bias, 1, 1, 1, 2, 0, 0, 0};
+  core.rules.bias = (mha_bias){bias, 1, 1, 1, 2, 0, 0, 0, 0, 0};
   expect_weights(&core, 2, (double[]){1.0, 0.0});
   core.rules.bias.data = NULL;
-  core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0};
+  core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0, 0, 0};
   expect_weights(&core, 2, (double[]){1.0, 0.0});
   /* and a finite bias is not capped: e^3 : 1 */
   core.rules.attend.data = NULL;
@@ -338,12 +338,12 @@ static void b12_softcap_comes_before_the_mask(void **state) {
 
 static void b14_a_mask_that_hides_nothing(void **state) {
   const uint8_t all[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
-  mha_attention rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
-  rules.attend = (mha_mask){all, 1, 1, 3, 3, 0, 0, 0};
+  rules.attend = (mha_mask){all, 1, 1, 3, 3, 0, 0, 0, 0, 0};
   expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
   rules.alibi_slopes = (float[]){0.0F}; /* 0·distance, not 0·∞ */
-  rules.bias = (mha_bias){(float[]){0.0F, 0.0F, 0.0F}, 1, 1, 1, 3, 0, 0, 0};
+  rules.bias = (mha_bias){(float[]){0.0F, 0.0F, 0.0F}, 1, 1, 1, 3, 0, 0, 0, MHA_F32, 0};
   expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
 }
 
@@ -381,9 +381,9 @@ static void b15_hidden_keys_weigh_exactly_nothing(void **state) {
 
 /* The newest key and the oldest are hidden alike. (A cache that holds the older ones: not yet.) */
 static void b16_the_newest_key_is_masked_too(void **state) {
-  mha_attention rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
+  mha_rules rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
   (void)state;
-  rules.attend = (mha_mask){(uint8_t[]){1, 1, 1, 0}, 1, 1, 1, 4, 0, 0, 0};
+  rules.attend = (mha_mask){(uint8_t[]){1, 1, 1, 0}, 1, 1, 1, 4, 0, 0, 0, 0, 0};
   expect_sets(rules, 1, 1, 4, (const char *[]){"012"});
   rules.attend.data = (uint8_t[]){0, 1, 1, 1};
   expect_sets(rules, 1, 1, 4, (const char *[]){"123"});
@@ -453,7 +453,7 @@ static void b21_the_row_maximum_is_subtracted(void **state) {
 }
 
 static void b22_zero_means_bidirectional(void **state) {
-  mha_attention rules;
+  mha_rules rules;
   (void)state;
   MHA_INIT(&rules);
   expect_sets(rules, 1, 3, 3, (const char *[]){"012", "012", "012"});
@@ -468,9 +468,9 @@ static void b22_zero_means_bidirectional(void **state) {
 }
 
 static void b24_nonzero_means_attend(void **state) {
-  mha_attention rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
-  rules.attend = (mha_mask){(uint8_t[]){1, 0, 1, 1}, 1, 1, 2, 2, 0, 0, 0};
+  rules.attend = (mha_mask){(uint8_t[]){1, 0, 1, 1}, 1, 1, 2, 2, 0, 0, 0, 0, 0};
   expect_sets(rules, 1, 2, 2, (const char *[]){"0", "01"});
   rules.attend.data = (uint8_t[]){0, 1, 0, 0};
   expect_sets(rules, 1, 2, 2, (const char *[]){"1", ""});
@@ -490,10 +490,10 @@ static void b25_masks_have_a_type(void **state) {
                     .v = zeros,
                     .output = output,
                     .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
-  core.rules.bias = (mha_bias){(float[]){1.0F, 0.0F}, 1, 1, 1, 2, 0, 0, 0};
+  core.rules.bias = (mha_bias){(float[]){1.0F, 0.0F}, 1, 1, 1, 2, 0, 0, 0, MHA_F32, 0};
   expect_weights(&core, 2, (double[]){1 / (1 + exp(-1.0)), 1 / (1 + exp(1.0))});
   core.rules.bias.data = NULL;
-  core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0};
+  core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0, 0, 0};
   expect_weights(&core, 2, (double[]){1.0, 0.0});
   core.rules.attend.data = NULL;
   core.rules.key_lengths = (int64_t[]){1};
@@ -552,7 +552,7 @@ static void b27_heads_are_column_blocks(void **state) {
   float output[4], heads[4];
   mha_config config;
   mha_matrices matrices;
-  mha_attention rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
   mha_forward_args args;
   mha_weights *weights = NULL;
   mha_context *context = NULL;
@@ -565,7 +565,7 @@ static void b27_heads_are_column_blocks(void **state) {
   args.query_length = 2;
   args.query = x;
   args.output = output;
-  args.attention = &rules;
+  args.rules = &rules;
   test_expect(mha_weights_create(&config, &matrices, &weights, NULL), MHA_OK, NULL);
   test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
   test_expect(mha_context_trace(context, keep_heads, heads, NULL), MHA_OK, NULL);
@@ -628,9 +628,9 @@ static void b29_empty_tensors(void **state) {
   MHA_INIT(&args);
   args.output = output;
   test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
-  const mha_tensor good = {numbers, 1, 2, 1, 2, 0, 0, 0, 0};
-  const mha_tensor no_heads = {numbers, 1, 2, 0, 2, 0, 0, 0, 0};
-  const mha_tensor no_size = {numbers, 1, 2, 1, 0, 0, 0, 0, 0};
+  const mha_tensor good = {numbers, 1, 2, 1, 2, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor no_heads = {numbers, 1, 2, 0, 2, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor no_size = {numbers, 1, 2, 1, 0, 0, 0, 0, 0, MHA_F32, 0};
   test_expect(mha_attend(context, &no_heads, &good, &good, &args, &error), MHA_ERROR_SIZE, &error);
   test_expect(mha_attend(context, &no_size, &no_size, &good, &args, &error), MHA_ERROR_SIZE,
               &error);
@@ -678,8 +678,8 @@ static void b30_lengths_are_checked_before_they_are_used(void **state) {
   for (size_t which = 0; which < COUNT(starts); which++)
     for (int keys = 0; keys < 2; keys++) {
       const int64_t good[] = {0, 2, 5};
-      fixture.attention.query_starts = keys ? good : starts[which];
-      fixture.attention.key_starts = keys ? starts[which] : good;
+      fixture.rules.query_starts = keys ? good : starts[which];
+      fixture.rules.key_starts = keys ? starts[which] : good;
       test_expect(test_call(&fixture, context, NULL, &error), MHA_ERROR_LENGTH, &error);
     }
   for (int64_t at = 0; at < fixture.output.floats; at++)
@@ -731,7 +731,7 @@ static void b34_rows_of_weights_sum_to_one(void **state) {
 }
 
 static void b35_lengths_are_plain_counts(void **state) {
-  mha_attention rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 1};
   rules.query_lengths = (int64_t[]){1, 2};
@@ -740,7 +740,7 @@ static void b35_lengths_are_plain_counts(void **state) {
 
 /* left counts the keys before the query's own: W keys with its own are left = W − 1. */
 static void b36_a_window_includes_both_ends(void **state) {
-  mha_attention rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.flags = MHA_WINDOW;
   rules.window_left = 1;
@@ -781,7 +781,7 @@ static void b37_token_by_token_or_at_once(void **state) {
     test_judge(&fixture, &result);
     float *output = fixture.output.data;
     for (int64_t i = 0; i < 5; i++) {
-      fixture.attention.alignment = MHA_ALIGN_BOTTOM_RIGHT;
+      fixture.rules.alignment = MHA_ALIGN_BOTTOM_RIGHT;
       fixture.args.query_length = fixture.q.length = 1;
       fixture.args.key_length = fixture.k.length = fixture.v.length = i + 1;
       fixture.args.query = fixture.q.data = test_at(&fixture.query, 0, i, 0, 0);

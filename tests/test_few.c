@@ -230,7 +230,7 @@ static void heads_far_apart(void **state) {
     for (int64_t i = 0; i < Lq; i++)
       for (int64_t h = 0; h < 2; h++)
         memcpy(q + h * apart + i * D, test_at(&fixture.query, 0, i, h, 0), D * sizeof *q);
-    fixture.q = (mha_tensor){q, 1, Lq, 2, D, 2 * apart, D, apart, 1};
+    fixture.q = (mha_tensor){q, 1, Lq, 2, D, 2 * apart, D, apart, 1, MHA_F32, 0};
     test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
     test_poison_results(&fixture);
     test_expect(test_call(&fixture, context, NULL, &error), MHA_OK, &error);
@@ -256,8 +256,8 @@ static test_core one_head(int64_t Lq) {
   MHA_INIT(&core.rules);
   core.rules.flags = MHA_SCALE;
   core.rules.scale = 1.0F;
-  core.rules.log_sum_exp = lse;
-  core.rules.weights = weights;
+  core.results.log_sum_exp = lse;
+  core.results.weights = weights;
   for (int64_t j = 0; j < KEYS; j++) {
     scores[j] = 0.0F;
     values[j] = (float)(j % 7) - 3.0F;
@@ -322,9 +322,9 @@ static void b02_parts_that_see_nothing(void **state) {
           mean += visible ? (double)values[j] / (double)n : 0.0;
         }
         if (kind)
-          core.rules.bias = (mha_bias){bias, 1, 1, 1, KEYS, 0, 0, 0};
+          core.rules.bias = (mha_bias){bias, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
         else
-          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0};
+          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
         test_core_run(&core);
         for (int64_t i = 0; i < Lq; i++) {
           test_near("output", (double)outputs[i], mean, n ? 1e-6 : 0.0);
@@ -350,7 +350,7 @@ static void scores_that_are_no_numbers(void **state) {
           mask[j] = !hidden;
           mask[(j + 1) % KEYS] = 0;
           scores[j] = bad[b];
-          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0};
+          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
           test_core_run(&core);
           for (int64_t i = 0; i < Lq; i++) {
             assert_int_equal(isnan(outputs[i]) != 0, !hidden);
@@ -370,7 +370,7 @@ static void nothing_but_nan(void **state) {
     memset(mask, 0, sizeof mask);
     mask[places[at]] = 1;
     scores[places[at]] = NAN;
-    core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0};
+    core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
     test_core_run(&core);
     assert_true(isnan(outputs[0]) != 0);
     assert_true(isnan(lse[0]) != 0);
@@ -396,7 +396,7 @@ static void values_that_are_no_numbers(void **state) {
             scores[k] = sinf((float)k);
           if (kind >= 2)
             scores[top] = 500.0F;
-          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0};
+          core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
           test_core_run(&core);
           float plain[MOST_QUERIES];
           memcpy(plain, outputs, sizeof plain);
@@ -435,7 +435,7 @@ static void sums_that_fit_under_the_row_s_maximum(void **state) {
           mask[(top + 5) % KEYS] = 0;
           values[(top + 5) % KEYS] = NAN;
         }
-        core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0};
+        core.rules.attend = (mha_mask){mask, 1, 1, 1, KEYS, 0, 0, 0, 0, 0};
         test_core_run(&core);
         for (int64_t i = 0; i < queries[q]; i++)
           test_near("output", (double)outputs[i], 7.0, 1e-6 + 28 * 0x1p-24);

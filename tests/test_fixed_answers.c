@@ -29,7 +29,7 @@ static void judge_fixture(void) {
 /* ---- Rows about who is seen ------------------------------------------------------------------ */
 
 static void hide_row(int64_t row) {
-  const mha_mask *m = &fixture.attention.attend;
+  const mha_mask *m = &fixture.rules.attend;
   for (int64_t b = 0; b < m->batch; b++)
     for (int64_t h = 0; h < m->heads; h++)
       memset(fixture.mask + ((b * m->heads + h) * m->rows + row) * m->columns, 0,
@@ -386,8 +386,8 @@ static void expect_weights(const float *k, int64_t n, const double *expected, do
   }
   test_core core = {.Lq = 1, .Lk = n, .q = q, .k = k, .v = v, .output = output};
   MHA_INIT(&core.rules);
-  core.rules.weights = weights;
-  core.rules.log_sum_exp = got_lse;
+  core.results.weights = weights;
+  core.results.log_sum_exp = got_lse;
   test_core_run(&core);
   for (int64_t j = 0; j < n; j++)
     test_near("weight", (double)weights[j], expected[j], 1e-6);
@@ -428,7 +428,7 @@ static void huge_scores_anywhere_in_a_long_row(void **state) {
       k[at] = tall[which];
       test_core core = {.Lq = 1, .Lk = N, .q = q, .k = k, .v = v, .output = output};
       MHA_INIT(&core.rules);
-      core.rules.log_sum_exp = lse;
+      core.results.log_sum_exp = lse;
       test_core_run(&core);
       test_near("output", (double)output[0], (double)at, 1e-6 + 5e-7 * (double)at);
       test_near("lse", (double)lse[0], (double)tall[which], 5e-7 * (double)tall[which]);
@@ -455,15 +455,16 @@ static double time_with_gap(float gap) {
       k[i * D + c] = c == 0 && i % 2 ? -gap - (float)(i % 10) : 0.0F;
       v[i * D + c] = 1.0F;
     }
-  const mha_tensor tq = {q, 1, L, 1, D, 0, 0, 0, 0}, tk = {k, 1, L, 1, D, 0, 0, 0, 0};
-  const mha_tensor tv = {v, 1, L, 1, D, 0, 0, 0, 0};
-  mha_attention rules;
+  const mha_tensor tq = {q, 1, L, 1, D, 0, 0, 0, 0, MHA_F32, 0},
+                   tk = {k, 1, L, 1, D, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor tv = {v, 1, L, 1, D, 0, 0, 0, 0, MHA_F32, 0};
+  mha_rules rules;
   MHA_INIT(&rules);
   rules.flags = MHA_SCALE;
   rules.scale = 1.0F;
   MHA_INIT(&args);
   args.output = output;
-  args.attention = &rules;
+  args.rules = &rules;
   MHA_INIT(&options);
   options.n_threads = 1;
   test_expect(mha_context_create(&options, &context, NULL), MHA_OK, NULL);
@@ -514,17 +515,17 @@ static void no_batch_or_no_query(void **state) {
     args.query = guard + 2; /* nothing is written */
     args.flags = MHA_ALLOW_EMPTY;
     test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
-    const mha_tensor empty = {NULL, batch, length, 2, 2, 0, 0, 0, 0};
+    const mha_tensor empty = {NULL, batch, length, 2, 2, 0, 0, 0, 0, MHA_F32, 0};
     mha_attend_args attend;
     MHA_INIT(&attend);
     test_expect(mha_attend(context, &empty, &empty, &empty, &attend, &error), MHA_OK, &error);
     /* what does not depend on data is checked all the same */
-    mha_attention rules;
+    mha_rules rules;
     MHA_INIT(&rules);
     rules.flags = MHA_SCALE;
     rules.scale = NAN;
-    args.attention = &rules;
-    attend.attention = &rules;
+    args.rules = &rules;
+    attend.rules = &rules;
     test_expect(mha_forward(context, weights, &args, &error), MHA_ERROR_VALUE, &error);
     test_expect(mha_attend(context, &empty, &empty, &empty, &attend, &error), MHA_ERROR_VALUE,
                 &error);
@@ -596,8 +597,8 @@ static void numbers_that_are_no_rule(void **state) {
                                       .d = 2,
                                       .alibi = true,
                                       .sinks = true});
-    mha_attention *a = &fixture.attention;
-    const mha_attention good = *a;
+    mha_rules *a = &fixture.rules;
+    const mha_rules good = *a;
     a->flags |= MHA_SCALE;
     a->scale = bad[which];
     if (which < 3)
@@ -633,9 +634,9 @@ static void numbers_that_mean_none(void **state) {
                  .seed = 1, .core = true, .Lq = 3, .Lk = 4, .H = 2, .d = 2, .want = TEST_WANT_ALL});
   test_ask_oracle(&fixture, &result);
   const float none[] = {-INFINITY, -INFINITY};
-  fixture.attention.sinks = none;
-  fixture.attention.flags |= MHA_SOFTCAP;
-  fixture.attention.softcap = 0.0F;
+  fixture.rules.sinks = none;
+  fixture.rules.flags |= MHA_SOFTCAP;
+  fixture.rules.softcap = 0.0F;
   test_run(&fixture);
   test_judge(&fixture, &result);
   oracle_free(&result);
@@ -851,7 +852,7 @@ static void padded_or_not(void **state) {
       fixture.bias[j] = j < KEYS ? 0.0F : -INFINITY;
     test_ask_oracle(&fixture, &result);
     if (how != 1)
-      fixture.attention.key_lengths = NULL;
+      fixture.rules.key_lengths = NULL;
     if (how == 0)
       fixture.args.key_length = KEYS;
     test_run(&fixture);
@@ -888,7 +889,7 @@ static void one_mask_spelled_in_many_ways(void **state) {
           fixture.bias[i * LK + j] = j <= i + OFF ? 0.0F : -INFINITY;
         }
       test_ask_oracle(&fixture, &result);
-      mha_attention *a = &fixture.attention;
+      mha_rules *a = &fixture.rules;
       a->causal = how == 0;
       a->flags |= how == 1 ? MHA_WINDOW : 0;
       a->window_left = -1;

@@ -111,7 +111,8 @@ typedef struct step {
   unsigned char *mask;
   float *bias, *weights, *average, *lse;
   int64_t *positions;
-  mha_attention rules;
+  mha_rules rules;
+  mha_results results;
   mha_forward_args args;
 } step;
 
@@ -152,9 +153,9 @@ static void gather_masks(step *s) {
             s->bias[at] = (float)r.p.bias[whole_cell(s, b, h, i, j)];
         }
   if (s->mask)
-    s->rules.attend = (mha_mask){s->mask, c->B, c->H, s->queries, s->columns, 0, 0, 0};
+    s->rules.attend = (mha_mask){s->mask, c->B, c->H, s->queries, s->columns, 0, 0, 0, 0, 0};
   if (s->bias)
-    s->rules.bias = (mha_bias){s->bias, c->B, c->H, s->queries, s->columns, 0, 0, 0};
+    s->rules.bias = (mha_bias){s->bias, c->B, c->H, s->queries, s->columns, 0, 0, 0, 0, 0};
 }
 
 static void place_results(step *s) {
@@ -172,9 +173,9 @@ static void place_results(step *s) {
   s->weights = test_pool_floats(&s->pool, c->want & TEST_WANT_WEIGHTS ? cells * c->H : 0);
   s->average = test_pool_floats(&s->pool, c->want & TEST_WANT_AVERAGE ? cells : 0);
   s->lse = test_pool_floats(&s->pool, rows * c->H);
-  s->rules.weights = c->want & TEST_WANT_WEIGHTS ? s->weights : NULL;
-  s->rules.average = c->want & TEST_WANT_AVERAGE ? s->average : NULL;
-  s->rules.log_sum_exp = c->want & TEST_WANT_LSE ? s->lse : NULL;
+  s->results.weights = c->want & TEST_WANT_WEIGHTS ? s->weights : NULL;
+  s->results.average = c->want & TEST_WANT_AVERAGE ? s->average : NULL;
+  s->results.log_sum_exp = c->want & TEST_WANT_LSE ? s->lse : NULL;
 }
 
 /* Given positions, by query row of the call; padding has one that no layer could take. */
@@ -210,7 +211,8 @@ static void fill_args(step *s) {
   a->key_row_stride = gap && a->key ? c->Ek + gap : 0;
   a->value_row_stride = gap && a->value ? c->Ev + gap : 0;
   a->output_row_stride = gap ? c->Eo + gap : 0;
-  a->attention = &s->rules;
+  a->rules = &s->rules;
+  a->results = &s->results;
   a->cache = r.cache;
   a->cache_entries = r.plan.entries ? r.entries : NULL;
   a->new_lengths = s->counts;
@@ -236,9 +238,9 @@ static void prepare_step(step *s) {
   if (s->mode == MHA_CACHE_ATTEND) /* queries of the last tokens */
     for (int64_t b = 0; b < c->B; b++)
       s->before[b] -= s->live[b];
-  s->rules = r.f.attention;
-  s->rules.alignment =
-      s->mode == MHA_CACHE_ATTEND ? MHA_ALIGN_BOTTOM_RIGHT : r.f.attention.alignment;
+  s->rules = r.f.rules;
+  s->results = r.f.results;
+  s->rules.alignment = s->mode == MHA_CACHE_ATTEND ? MHA_ALIGN_BOTTOM_RIGHT : r.f.rules.alignment;
   s->x = gather_rows(s, &r.f.query, s->queries, s->live);
   s->k = gather_rows(s, &r.f.key, s->keys, new_keys);
   s->v = gather_rows(s, &r.f.value, s->keys, new_keys);
@@ -357,13 +359,13 @@ static void judge_results(const step *s, const oracle_result *result) {
                     : c->stage == MHA_STAGE_SCALED ? 0
                                                    : (int)c->stage - 1;
   const oracle_numbers *weights = &result->stage[stage];
-  if (s->rules.weights)
+  if (s->results.weights)
     test_compare("weights", (test_shape){{c->B, c->H, s->queries, s->columns}}, s->weights,
                  weights->value, weights->bound);
-  if (s->rules.average)
+  if (s->results.average)
     test_compare("average", (test_shape){{1, c->B, s->queries, s->columns}}, s->average,
                  result->average.value, result->average.bound);
-  if (s->rules.log_sum_exp)
+  if (s->results.log_sum_exp)
     test_compare("log_sum_exp", (test_shape){{1, c->B, c->H, s->queries}}, s->lse,
                  result->lse.value, result->lse.bound);
 }
@@ -1088,7 +1090,8 @@ static void appending_and_attending_apart(void **state) {
         step grow = {.mode = MHA_CACHE_APPEND, .queries = round ? n : 250, .keys = round ? n : 250};
         prepare_step(&grow);
         grow.args.output = NULL;
-        grow.args.attention = NULL;
+        grow.args.rules = NULL;
+        grow.args.results = NULL;
         test_expect(mha_forward(r.context, r.weights, &grow.args, NULL), MHA_OK, NULL);
         commit_step(&grow);
         free_step(&grow);
@@ -1207,11 +1210,9 @@ static void *attend_often(void *argument) {
   mha_context *context = NULL;
   mha_context_options options;
   mha_forward_args args = me->step->args;
-  mha_attention rules = me->step->rules;
   MHA_INIT(&options);
   options.n_threads = 1;
-  rules.weights = rules.average = rules.log_sum_exp = NULL;
-  args.attention = &rules;
+  args.results = NULL;
   args.output = me->output;
   me->status = mha_context_create(&options, &context, NULL);
   for (int round = 0; !me->status && round < ROUNDS; round++)
@@ -1362,7 +1363,7 @@ static expected spoil_rules(step *s, spoiled what) {
     s->rules.key_starts = starts_of_two;
     return (expected){MHA_ERROR_UNSUPPORTED, "key_starts"};
   default:
-    s->rules.attend = (mha_mask){all_ones, 1, 1, 1, s->columns - 1, 0, 0, 0};
+    s->rules.attend = (mha_mask){all_ones, 1, 1, 1, s->columns - 1, 0, 0, 0, 0, 0};
     return (expected){MHA_ERROR_SIZE, "attend.columns"};
   }
 }
@@ -1707,7 +1708,8 @@ static void no_length_takes_memory(void **state) {
     reserve(2, r.plan.capacity);
     const int64_t calls = r.f.allocator.calls, n = lengths[i];
     float *zeros = allocate((size_t)n * 2 * 4, sizeof *zeros);
-    const mha_tensor k = {zeros, 1, n, 2, 4, 0, 0, 0, 0}, v = {zeros, 1, n, 2, 3, 0, 0, 0, 0};
+    const mha_tensor k = {zeros, 1, n, 2, 4, 0, 0, 0, 0, MHA_F32, 0},
+                     v = {zeros, 1, n, 2, 3, 0, 0, 0, 0, MHA_F32, 0};
     test_expect(mha_cache_append(r.cache, &k, &v, NULL, NULL, NULL), MHA_OK, NULL);
     float x[20] = {0}, y[14];
     mha_forward_args args;
@@ -1798,7 +1800,7 @@ static void a_very_long_sequence(void **state) {
   args.batch = args.query_length = 1;
   args.query = x;
   args.output = y;
-  args.attention = &r.f.attention;
+  args.rules = &r.f.rules;
   args.cache = r.cache;
   for (int64_t t = 0; t < tokens; t++) {
     make_token(t, x);
@@ -1891,21 +1893,24 @@ static void what_append_only_refuses(void **state) {
   (void)state;
   open_plain();
   for (int k = 0; k < 5; k++) {
-    mha_attention rules;
+    mha_rules rules;
+    mha_results results;
     mha_error error;
     int64_t length = -1;
     mha_forward_args args = plain_args(0, 10);
     MHA_INIT(&rules);
+    MHA_INIT(&results);
     args.cache_mode = MHA_CACHE_APPEND;
-    args.attention = &rules;
+    args.rules = &rules;
+    args.results = &results;
     if (k == 0)
       rules.query_starts = rules.key_starts = lengths;
     if (k == 1)
       rules.key_lengths = lengths + 1;
     if (k == 2)
-      rules.weights = sink;
+      results.weights = sink;
     if (k == 3)
-      rules.log_sum_exp = sink;
+      results.log_sum_exp = sink;
     if (k == 4)
       rules.struct_size = 3;
     test_expect(mha_forward(plain.context, plain.weights, &args, &error),

@@ -14,23 +14,23 @@
 enum { MAX_TENSORS = 2000, TEXT_BYTES = 65536 };
 
 typedef struct hand_made {
-  mha_file_tensors tensors;
-  mha_file_tensor items[MAX_TENSORS];
+  mha_raw_tensors tensors;
+  mha_raw_tensor items[MAX_TENSORS];
   char text[TEXT_BYTES];
 } hand_made;
 
 static int by_name(const void *a, const void *b) {
-  return strcmp(((const mha_file_tensor *)a)->name, ((const mha_file_tensor *)b)->name);
+  return strcmp(((const mha_raw_tensor *)a)->name, ((const mha_raw_tensor *)b)->name);
 }
 
 /* Words are names; '@' in a word stands for `prefix`, and '#' and a digit at its end for its rank,
  * which is 2 otherwise. */
-static const mha_file_tensors *make(hand_made *list, const char *words, const char *prefix) {
+static const mha_raw_tensors *make(hand_made *list, const char *words, const char *prefix) {
   memset(list, 0, sizeof *list);
   list->tensors.items = list->items;
   char *to = list->text;
   for (const char *from = words; *from != '\0';) {
-    mha_file_tensor *item = &list->items[list->tensors.n++];
+    mha_raw_tensor *item = &list->items[list->tensors.n++];
     assert_true(list->tensors.n <= MAX_TENSORS);
     item->name = to;
     item->rank = 2;
@@ -57,7 +57,7 @@ static void check_message(const mha_error *error, const char *fragment) {
 }
 
 /* Expects an error with that fragment. */
-static void check_refused(const mha_file_tensors *tensors, const char *prefix, mha_status status,
+static void check_refused(const mha_raw_tensors *tensors, const char *prefix, mha_status status,
                           const char *fragment) {
   mha_layer_names layer;
   mha_error error;
@@ -428,7 +428,7 @@ static void unknown_tensors_under_the_prefix_are_refused(void **state) {
     test_note("prefix \"%s\"", rows[i].prefix);
     make(&list, LLAMA_AT("@") "@gate.weight other.weight", rows[i].prefix);
     test_expect(mha_names_find(&list.tensors, "m", NULL, &layer, &error), rows[i].status, &error);
-    const mha_file_tensor *found = mha_names_unsupported(&list.tensors, &layer);
+    const mha_raw_tensor *found = mha_names_unsupported(&list.tensors, &layer);
     assert_int_equal(found != NULL, rows[i].status != MHA_OK);
     if (found)
       assert_string_equal(found->name, "x.gate.weight");

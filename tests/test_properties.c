@@ -93,8 +93,8 @@ static void weights_sum_to_one(void) {
 
 /* Asking for less changes no bit of the output. */
 static void results_change_no_bit(void) {
-  mha_attention *a = &s.f.attention;
-  const mha_attention all = *a;
+  mha_results *a = &s.f.results;
+  const mha_results all = *a;
   for (unsigned want = 0; want < TEST_WANT_ALL; want++) {
     a->weights = want & TEST_WANT_WEIGHTS ? all.weights : NULL;
     a->average = want & TEST_WANT_AVERAGE ? all.average : NULL;
@@ -363,14 +363,14 @@ static void spell_out(bool as_bias, uint8_t *mask, float *bias) {
     mask[at] = seen;
     bias[at] = seen ? 0.0F : -INFINITY;
   }
-  mha_attention *a = &f->attention;
+  mha_rules *a = &f->rules;
   a->causal = 0;
   a->flags &= ~MHA_WINDOW;
   a->query_lengths = a->key_lengths = NULL;
   a->alignment = MHA_ALIGN_OFFSET;
   a->offsets = f->offsets;
-  a->attend = (mha_mask){as_bias ? NULL : mask, c->B, c->H, c->Lq, c->Lk, 0, 0, 0};
-  a->bias = (mha_bias){as_bias ? bias : NULL, c->B, c->H, c->Lq, c->Lk, 0, 0, 0};
+  a->attend = (mha_mask){as_bias ? NULL : mask, c->B, c->H, c->Lq, c->Lk, 0, 0, 0, 0, 0};
+  a->bias = (mha_bias){as_bias ? bias : NULL, c->B, c->H, c->Lq, c->Lk, 0, 0, 0, 0, 0};
 }
 
 /* off[b] in numbers, since without lengths it cannot be derived any more. */
@@ -433,8 +433,10 @@ static void grouped_heads_are_repeated_heads(void **state) {
     c.layout = (test_layout)(n % 4);
     c.alignment = (mha_alignment)(n % 3);
     open_trial(&c);
-    s.f.k = (mha_tensor){repeat_heads(&s.f, &s.f.key, 6), c.B, c.Lk, 6, c.d, 0, 0, 0, 0};
-    s.f.v = (mha_tensor){repeat_heads(&s.f, &s.f.value, 6), c.B, c.Lk, 6, c.dv, 0, 0, 0, 0};
+    s.f.k =
+        (mha_tensor){repeat_heads(&s.f, &s.f.key, 6), c.B, c.Lk, 6, c.d, 0, 0, 0, 0, MHA_F32, 0};
+    s.f.v =
+        (mha_tensor){repeat_heads(&s.f, &s.f.value, 6), c.B, c.Lk, 6, c.dv, 0, 0, 0, 0, MHA_F32, 0};
     call();
     test_judge(&s.f, &s.result);
     close_trial();
@@ -446,10 +448,10 @@ static void call_one_sequence(int64_t b) {
   test_fixture *f = &s.f;
   const int64_t first_query = f->query_starts[b], first_key = f->key_starts[b];
   const int64_t Lq = f->query_starts[b + 1] - first_query, Lk = f->key_starts[b + 1] - first_key;
-  f->attention.query_starts = f->attention.key_starts = NULL;
-  f->attention.log_sum_exp = NULL;
-  f->attention.offsets = NULL;
-  f->attention.offset = f->offsets[b];
+  f->rules.query_starts = f->rules.key_starts = NULL;
+  f->results.log_sum_exp = NULL;
+  f->rules.offsets = NULL;
+  f->rules.offset = f->offsets[b];
   f->args.batch = 1;
   f->args.flags = MHA_ALLOW_EMPTY; /* a sequence may have no rows */
   f->args.query_length = f->q.length = Lq;

@@ -62,15 +62,15 @@ static void read_tensor(const char *name, double *numbers, size_t n) {
 
 /* ---- The layer ------------------------------------------------------------------------------- */
 
-typedef struct results {
+typedef struct answer {
   float y[L * E];
   float attention[H * L * L];
-} results;
+} answer;
 
 /* Self attention of x with nothing given but H. */
-static void run(const char *name, const char *prefix, const float *x, results *r) {
+static void run(const char *name, const char *prefix, const float *x, answer *r) {
   mha_config config;
-  mha_attention rules;
+  mha_results results;
   mha_forward_args args;
   mha_weights *weights = NULL;
   mha_context *context = NULL;
@@ -84,14 +84,14 @@ static void run(const char *name, const char *prefix, const float *x, results *r
   assert_int_equal(config.head_size, E / H);
   assert_int_equal(config.value_head_size, E / H);
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
-  MHA_INIT(&rules);
-  rules.weights = r->attention;
+  MHA_INIT(&results);
+  results.weights = r->attention;
   MHA_INIT(&args);
   args.batch = 1;
   args.query_length = L;
   args.query = x;
   args.output = r->y;
-  args.attention = &rules;
+  args.results = &results;
   test_fill_poison(r->y, L * E);
   test_fill_poison(r->attention, H * L * L);
   test_expect(mha_forward(context, weights, &args, &error), MHA_OK, &error);
@@ -99,7 +99,7 @@ static void run(const char *name, const char *prefix, const float *x, results *r
   mha_weights_destroy(weights);
 }
 
-static void run_packed(const float *x, results *r) {
+static void run_packed(const float *x, answer *r) {
   run(MHA_TEST_DATA_DIR "/real/weights.safetensors", NULL, x, r);
 }
 
@@ -123,7 +123,7 @@ static void onnx_runtime_agrees(void **state) {
   static float x[L * E];
   static float y[L * E];
   static float attention[H * L * L];
-  static results r;
+  static answer r;
   double largest_y = 0;
   (void)state;
   read_array("x.npy", x, L * E);
@@ -139,8 +139,8 @@ static void onnx_runtime_agrees(void **state) {
 
 static void both_namings_give_the_same_bits(void **state) {
   static float x[L * E];
-  static results packed;
-  static results separate;
+  static answer packed;
+  static answer separate;
   static const char *const prefixes[] = {NULL, "encoder.layer.0.attention."};
   (void)state;
   read_array("x.npy", x, L * E);
@@ -160,7 +160,7 @@ static void the_judge_agrees_with_both(void **state) {
   static double out_bias[E];
   static double wide[L * E];
   static float x[L * E];
-  static results r;
+  static answer r;
   oracle_result expected;
   (void)state;
   read_array("x.npy", x, L * E);

@@ -379,7 +379,7 @@ static void positions_of_padding_do_not_matter(void **state) {
   (void)state;
   build_refusable(true, true);
   fixture.args.query_positions = given;
-  fixture.attention.query_lengths = fixture.attention.key_lengths = lengths;
+  fixture.rules.query_lengths = fixture.rules.key_lengths = lengths;
   test_run(&fixture);
   test_release(&fixture);
   build_refusable(false, true);

@@ -70,7 +70,7 @@ static mha_status parse(image file, mha_error *error) {
     assert_memory_equal(&parsed, &nothing, sizeof nothing);
   }
   for (int64_t i = 0; i < parsed.n; i++) {
-    const mha_file_tensor *tensor = &parsed.items[i];
+    const mha_raw_tensor *tensor = &parsed.items[i];
     assert_true(tensor->data >= file.bytes + 8);
     assert_true(tensor->bytes <= (size_t)(file.bytes + file.n - tensor->data));
     assert_true(i == 0 || strcmp(parsed.items[i - 1].name, tensor->name) < 0);
@@ -460,16 +460,16 @@ static void tensors_are_described(void **state) {
   (void)state;
   load(&pool, valid_header, 33, &parsed);
   assert_int_equal(parsed.n, 4);
-  const mha_file_tensor *t = parsed.items;
+  const mha_raw_tensor *t = parsed.items;
   assert_string_equal(t[0].name, "a.\xC3\xA9");
   assert_string_equal(t[1].name, "b");
   assert_string_equal(t[2].name, "x");
   assert_string_equal(t[3].name, "zero");
   assert_string_equal(t[0].type, "F16");
   assert_string_equal(t[2].type, "F8_XYZ");
-  assert_int_equal(t[0].element, MHA_FILE_F16);
-  assert_int_equal(t[1].element, MHA_FILE_F32);
-  assert_int_equal(t[2].element, MHA_FILE_OTHER);
+  assert_int_equal(t[0].element, MHA_RAW_F16);
+  assert_int_equal(t[1].element, MHA_RAW_F32);
+  assert_int_equal(t[2].element, MHA_RAW_OTHER);
   assert_int_equal(t[1].rank, 2);
   assert_int_equal(t[1].shape[0], 2);
   assert_int_equal(t[1].shape[1], 3);
@@ -493,18 +493,15 @@ static void types_have_their_sizes(void **state) {
   static const struct {
     const char *text;
     size_t bits;
-    mha_file_type element;
+    mha_raw_type element;
   } rows[] = {
-      {"BOOL", 8, MHA_FILE_OTHER},    {"U8", 8, MHA_FILE_OTHER},
-      {"I8", 8, MHA_FILE_OTHER},      {"F8_E5M2", 8, MHA_FILE_OTHER},
-      {"F8_E4M3", 8, MHA_FILE_OTHER}, {"F8_E8M0", 8, MHA_FILE_OTHER},
-      {"I16", 16, MHA_FILE_OTHER},    {"U16", 16, MHA_FILE_OTHER},
-      {"F16", 16, MHA_FILE_F16},      {"BF16", 16, MHA_FILE_BF16},
-      {"I32", 32, MHA_FILE_OTHER},    {"U32", 32, MHA_FILE_OTHER},
-      {"F32", 32, MHA_FILE_F32},      {"F64", 64, MHA_FILE_F64},
-      {"I64", 64, MHA_FILE_OTHER},    {"U64", 64, MHA_FILE_OTHER},
-      {"C64", 64, MHA_FILE_OTHER},    {"F4", 4, MHA_FILE_OTHER},
-      {"F6_E2M3", 6, MHA_FILE_OTHER}, {"F6_E3M2", 6, MHA_FILE_OTHER},
+      {"BOOL", 8, MHA_RAW_OTHER},    {"U8", 8, MHA_RAW_OTHER},      {"I8", 8, MHA_RAW_OTHER},
+      {"F8_E5M2", 8, MHA_RAW_OTHER}, {"F8_E4M3", 8, MHA_RAW_OTHER}, {"F8_E8M0", 8, MHA_RAW_OTHER},
+      {"I16", 16, MHA_RAW_OTHER},    {"U16", 16, MHA_RAW_OTHER},    {"F16", 16, MHA_RAW_F16},
+      {"BF16", 16, MHA_RAW_BF16},    {"I32", 32, MHA_RAW_OTHER},    {"U32", 32, MHA_RAW_OTHER},
+      {"F32", 32, MHA_RAW_F32},      {"F64", 64, MHA_RAW_F64},      {"I64", 64, MHA_RAW_OTHER},
+      {"U64", 64, MHA_RAW_OTHER},    {"C64", 64, MHA_RAW_OTHER},    {"F4", 4, MHA_RAW_OTHER},
+      {"F6_E2M3", 6, MHA_RAW_OTHER}, {"F6_E3M2", 6, MHA_RAW_OTHER},
   };
   (void)state;
   for (size_t i = 0; i < COUNT(rows); i++) {

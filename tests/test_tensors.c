@@ -95,7 +95,7 @@ static int files_in_folder(void) {
   return n;
 }
 
-static void open_well(const char *path, bool read, mha_file_tensors *tensors) {
+static void open_well(const char *path, bool read, mha_raw_tensors *tensors) {
   mha_error error;
   memset(&error, 0xA5, sizeof error);
   test_expect(mha_tensors_open(path, read, NULL, tensors, &error), MHA_OK, &error);
@@ -104,8 +104,8 @@ static void open_well(const char *path, bool read, mha_file_tensors *tensors) {
 /* Refused in both ways with one sentence that holds `fragment`; nothing is left. */
 static void check_refused(const char *path, mha_status expected, const char *fragment) {
   for (int read = 0; read < 2; read++) {
-    const mha_file_tensors nothing = {0};
-    mha_file_tensors tensors;
+    const mha_raw_tensors nothing = {0};
+    mha_raw_tensors tensors;
     test_allocator allocator;
     mha_error error;
     test_allocator_init(&allocator);
@@ -123,15 +123,15 @@ static void check_refused(const char *path, mha_status expected, const char *fra
 }
 
 /* The tensor of that name, or NULL. */
-static const mha_file_tensor *look_up(const mha_file_tensors *tensors, const char *name) {
+static const mha_raw_tensor *look_up(const mha_raw_tensors *tensors, const char *name) {
   for (int64_t i = 0; i < tensors->n; i++)
     if (strcmp(tensors->items[i].name, name) == 0)
       return &tensors->items[i];
   return NULL;
 }
 
-static const mha_file_tensor *find(const mha_file_tensors *tensors, const char *name) {
-  const mha_file_tensor *tensor = look_up(tensors, name);
+static const mha_raw_tensor *find(const mha_raw_tensors *tensors, const char *name) {
+  const mha_raw_tensor *tensor = look_up(tensors, name);
   if (!tensor)
     test_failed("there is no %s", name);
   return tensor;
@@ -164,12 +164,12 @@ static bool is_allocated(const test_allocator *allocator, const void *pointer) {
   return false;
 }
 
-static void same_tensors(const mha_file_tensors *a, const mha_file_tensors *b) {
+static void same_tensors(const mha_raw_tensors *a, const mha_raw_tensors *b) {
   assert_int_equal(a->n, b->n);
   assert_int_equal(a->is_folder, b->is_folder);
   for (int64_t i = 0; i < a->n; i++) {
-    const mha_file_tensor *s = &a->items[i];
-    const mha_file_tensor *t = &b->items[i];
+    const mha_raw_tensor *s = &a->items[i];
+    const mha_raw_tensor *t = &b->items[i];
     assert_string_equal(s->name, t->name);
     assert_string_equal(s->type, t->type);
     assert_int_equal(s->rank, t->rank);
@@ -185,7 +185,7 @@ static void mapping_and_reading_agree(void **state) {
   (void)state;
   put_two();
   for (size_t i = 0; i < COUNT(paths); i++) {
-    mha_file_tensors both[2];
+    mha_raw_tensors both[2];
     test_allocator allocators[2];
     mha_error error;
     for (int read = 0; read < 2; read++) {
@@ -232,7 +232,7 @@ static void nothing_stays_mapped(void **state) {
     skip();
   put_two();
   for (int i = 0; i < 2; i++) {
-    mha_file_tensors tensors;
+    mha_raw_tensors tensors;
     open_well(paths[i], false, &tensors);
     assert_int_equal(count_maps(endings[i]), i + 1);
     mha_tensors_close(&tensors);
@@ -327,7 +327,7 @@ static void unreadable_files_are_refused(void **state) {
 
 static void folders_are_listed(void **state) {
   static const char *const names[] = {"B", "a", "a.b", "\xC3\xA9"};
-  mha_file_tensors tensors;
+  mha_raw_tensors tensors;
   (void)state;
   put_file("files/model.safetensors", "text", 4);
   check_refused("files", MHA_ERROR_FORMAT,
@@ -351,7 +351,7 @@ static void folders_are_listed(void **state) {
     assert_ptr_equal(look_up(&tensors, names[i]), &tensors.items[i]);
   }
   assert_string_equal(tensors.items[3].type, "<i4");
-  assert_int_equal(tensors.items[3].element, MHA_FILE_OTHER);
+  assert_int_equal(tensors.items[3].element, MHA_RAW_OTHER);
   assert_string_equal(tensors.items[2].type, "|b1");
   assert_memory_equal(tensors.items[0].data, six, sizeof six);
   mha_tensors_close(&tensors);
@@ -364,12 +364,12 @@ static void other_arrays_in_a_folder(void **state) {
   (void)state;
   put_two();
   for (size_t i = 0; i < COUNT(descrs); i++) {
-    mha_file_tensors tensors;
+    mha_raw_tensors tensors;
     put_npy("files/x.npy", descrs[i], false, "(1,)", "12345678", 8);
     open_well("files", i % 2, &tensors);
     assert_int_equal(tensors.n, 3);
-    const mha_file_tensor *x = find(&tensors, "x");
-    assert_int_equal(x->element, MHA_FILE_OTHER);
+    const mha_raw_tensor *x = find(&tensors, "x");
+    assert_int_equal(x->element, MHA_RAW_OTHER);
     assert_string_equal(x->type, types[i]);
     assert_int_equal(x->rank + x->n_elements + (int64_t)x->bytes, 0);
     assert_null(x->data);
@@ -413,7 +413,7 @@ static void long_paths_are_refused(void **state) {
 
 static void large_folders_need_few_descriptors(void **state) {
   struct rlimit before;
-  mha_file_tensors tensors;
+  mha_raw_tensors tensors;
   mha_error error;
   (void)state;
   for (int i = 0; i < 300; i++) {
@@ -444,9 +444,9 @@ static void large_folders_need_few_descriptors(void **state) {
 
 /* Converts the tensor of that name and type; fenced. */
 static float *convert(test_pool *pool, const char *path, const char *name, const char *type) {
-  mha_file_tensors tensors;
+  mha_raw_tensors tensors;
   open_well(path, false, &tensors);
-  const mha_file_tensor *tensor = find(&tensors, name);
+  const mha_raw_tensor *tensor = find(&tensors, name);
   assert_string_equal(tensor->type, type);
   float *numbers = test_pool_floats(pool, tensor->n_elements);
   mha_tensor_convert(tensor, numbers);
@@ -561,7 +561,7 @@ static void folders_in_every_layout(void **state) {
 }
 
 static void usable_where_they_lie(void **state) {
-  mha_file_tensors tensors;
+  mha_raw_tensors tensors;
   (void)state;
   put_npy("files/row.npy", "'<f4'", false, "(2, 3)", six, sizeof six);
   put_npy("files/column.npy", "'<f4'", true, "(2, 3)", six, sizeof six);
@@ -615,8 +615,8 @@ static void allocation_failures(void **state) {
     mha_status status = MHA_ERROR_MEMORY;
     int64_t n = 1;
     for (; status; n++) {
-      const mha_file_tensors nothing = {0};
-      mha_file_tensors tensors;
+      const mha_raw_tensors nothing = {0};
+      mha_raw_tensors tensors;
       test_allocator allocator;
       mha_error error;
       test_allocator_init(&allocator);
@@ -648,7 +648,7 @@ static void written_files_are_read(void **state) {
       {"z", 2, {2, 3}, numbers, 4}, {STRANGE, 1, {3}, numbers + 4, 0}, {"", 0, {0}, numbers + 8, 0},
       {"none", 2, {0, 3}, NULL, 3}, {"thin", 2, {3, 1}, numbers, 4},
   };
-  mha_file_tensors read;
+  mha_raw_tensors read;
   mha_error error;
   size_t n = 0;
   (void)state;
@@ -681,7 +681,7 @@ static void long_tensors_are_written(void **state) {
   const size_t row_bytes = WIDTH * sizeof(float);
   static float numbers[ROWS * STRIDE];
   const mha_tensor_to_write tensor = {"w", 2, {ROWS, WIDTH}, numbers, STRIDE};
-  mha_file_tensors read;
+  mha_raw_tensors read;
   mha_error error;
   (void)state;
   for (int i = 0; i < ROWS * STRIDE; i++)
@@ -740,7 +740,7 @@ static void a_failed_write_leaves_the_old_file(void **state) {
   const mha_tensor_to_write small = {"w", 1, {2}, numbers, 0};
   const mha_tensor_to_write large = {"w", 1, {20000}, numbers, 0};
   struct rlimit before;
-  mha_file_tensors read;
+  mha_raw_tensors read;
   mha_error error;
   (void)state;
   test_expect(mha_safetensors_write("files/w", &small, 1, &error), MHA_OK, &error);
@@ -766,8 +766,8 @@ static void a_failed_write_leaves_the_old_file(void **state) {
 
 /* A file may be written anew from its own map. */
 static void a_mapped_file_may_be_replaced(void **state) {
-  mha_file_tensors old;
-  mha_file_tensors read;
+  mha_raw_tensors old;
+  mha_raw_tensors read;
   mha_error error;
   (void)state;
   put_safetensors("files/w", "{\"w\":{\"dtype\":\"F32\",\"shape\":[6],\"data_offsets\":[0,24]}}   ",

@@ -17,8 +17,8 @@ static const int64_t windows[] = {-1, 0, 1, 3, INT64_MAX};
 #define N_WINDOWS 5
 
 /* One combination of rules out of `count`. */
-static mha_attention combination(int index) {
-  mha_attention a;
+static mha_rules combination(int index) {
+  mha_rules a;
   MHA_INIT(&a);
   a.causal = index % 2;
   index /= 2;
@@ -43,7 +43,7 @@ static mha_attention combination(int index) {
 #define N_COMBINATIONS (2 * 4 * 2 * 2 * (1 + N_WINDOWS * N_WINDOWS))
 
 /* The definition: key j is visible when everything that is given holds. */
-static bool sees(const mha_attention *a, int64_t b, int64_t i, int64_t j) {
+static bool sees(const mha_rules *a, int64_t b, int64_t i, int64_t j) {
   const int64_t nq = a->query_lengths ? a->query_lengths[b] : LQ;
   const int64_t nk = a->key_lengths ? a->key_lengths[b] : LK;
   int64_t off = 0;
@@ -57,15 +57,17 @@ static bool sees(const mha_attention *a, int64_t b, int64_t i, int64_t j) {
   return i < nq && j < nk && (!a->causal || j <= i + off) && left && right;
 }
 
-static mha_visibility apply(mha_visibility sizes, const mha_attention *a) {
+static mha_visibility apply(mha_visibility sizes, const mha_rules *a) {
   const mha_core_defaults defaults = {1.0F, 0.0F, NULL};
   mha_core core = {.visibility = sizes, .G = 1, .d = 1, .dv = 1};
   mha_address_ranges ranges = {.n = 0};
-  test_expect(mha_rules_apply(a, false, &defaults, &core, &ranges, NULL), MHA_OK, NULL);
+  mha_asked asked;
+  test_expect(mha_rules_read(&asked, a, NULL, NULL), MHA_OK, NULL);
+  test_expect(mha_rules_apply(&asked, false, &defaults, &core, &ranges, NULL), MHA_OK, NULL);
   return core.visibility;
 }
 
-static mha_visibility make(const mha_attention *a) {
+static mha_visibility make(const mha_rules *a) {
   const mha_visibility sizes = {.B = ENTRIES, .H = 1, .Lq = LQ, .Lk = LK};
   return apply(sizes, a);
 }
@@ -73,7 +75,7 @@ static mha_visibility make(const mha_attention *a) {
 static void ranges_are_the_predicate(void **state) {
   (void)state;
   for (int c = 0; c < N_COMBINATIONS; c++) {
-    const mha_attention a = combination(c);
+    const mha_rules a = combination(c);
     const mha_visibility v = make(&a);
     for (int64_t b = 0; b < ENTRIES; b++)
       for (int64_t i = 0; i < LQ; i++) {
@@ -89,7 +91,7 @@ static void ranges_are_the_predicate(void **state) {
 static void the_walk_meets_every_visible_pair_once(void **state) {
   (void)state;
   for (int c = 0; c < N_COMBINATIONS; c++) {
-    const mha_attention a = combination(c);
+    const mha_rules a = combination(c);
     const mha_visibility v = make(&a);
     for (int64_t b = 0; b < ENTRIES; b++) {
       int met[LQ][LK] = {{0}};
@@ -119,7 +121,7 @@ static void the_walk_meets_every_visible_pair_once(void **state) {
 static void both_ends_do_not_decrease(void **state) {
   (void)state;
   for (int c = 0; c < N_COMBINATIONS; c++) {
-    const mha_attention a = combination(c);
+    const mha_rules a = combination(c);
     const mha_visibility v = make(&a);
     for (int64_t b = 0; b < ENTRIES; b++)
       for (int64_t i = 1; i < mha_query_count(&v, b); i++) {
@@ -134,7 +136,7 @@ static void extreme_offsets_do_not_overflow(void **state) {
   (void)state;
   const int64_t extremes[] = {INT64_MAX, INT64_MIN, INT64_MAX - 3, INT64_MIN + 3};
   for (int k = 0; k < 4; k++) {
-    mha_attention a;
+    mha_rules a;
     MHA_INIT(&a);
     a.causal = 1;
     a.flags = MHA_WINDOW;
@@ -169,7 +171,7 @@ static void broadcast_arrays_are_read_by_their_extents(void **state) {
         for (int j = 0; j < LK; j++)
           numbers[b][h][i][j] = (float)(1000 * b + 100 * h + 10 * i + j);
   for (int extents = 0; extents < 8; extents++) {
-    mha_attention a;
+    mha_rules a;
     MHA_INIT(&a);
     a.bias.data = &numbers[0][0][0][0];
     a.bias.batch = extents & 1 ? ENTRIES : 1;

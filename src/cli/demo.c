@@ -64,16 +64,16 @@ static mha_status create(demo *d, mha_error *error) {
 }
 
 static mha_status compute(demo *d, mha_error *error) {
-  mha_attention attention;
+  mha_results results;
   mha_forward_args args;
-  MHA_INIT(&attention);
-  attention.weights = d->attention;
+  MHA_INIT(&results);
+  results.weights = d->attention;
   MHA_INIT(&args);
   args.batch = 1;
   args.query_length = MHA_ARTICLE_LENGTH;
   args.query = mha_article_x;
   args.output = d->output;
-  args.attention = &attention;
+  args.results = &results;
   if (d->print_trace)
     puts("trace");
   mha_status status = mha_forward(d->context, d->weights, &args, error);

@@ -2,12 +2,11 @@
 #include "commands.h"
 #include "terminal.h"
 
-#include "../files/names.h"
-#include "../files/tensors.h"
 #include "../files/text.h"
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* The header's letters for the parts. */
 static const char *const letters[MHA_N_PARTS] = {
@@ -27,9 +26,9 @@ static const char *const letters[MHA_N_PARTS] = {
 };
 
 typedef struct inspection {
-  mha_file_tensors tensors;
+  mha_file *file;
+  int64_t n_tensors, n_layers;
   const char *prefix; /* NULL = any */
-  int64_t n_layers;   /* shown so far */
 } inspection;
 
 static void print_text(const char *text) {
@@ -37,7 +36,7 @@ static void print_text(const char *text) {
 }
 
 /* Type and shape in columns, as far as they fit. */
-static void print_kind(const mha_file_tensor *tensor) {
+static void print_kind(const mha_tensor_info *tensor) {
   enum { TYPE_COLUMNS = 5, SHAPE_COLUMNS = 16 };
   char shape[256];
   const int used = mha_terminal_print(tensor->type, strlen(tensor->type), stdout);
@@ -45,76 +44,95 @@ static void print_kind(const mha_file_tensor *tensor) {
          mha_shape_text(tensor->rank, tensor->shape, shape, sizeof shape));
 }
 
-static bool is_under_prefix(const inspection *s, const mha_file_tensor *tensor) {
-  return !s->prefix || strncmp(tensor->name, s->prefix, strlen(s->prefix)) == 0;
-}
-
-static void print_tensors(const inspection *s) {
+static mha_status print_tensors(const inspection *s, mha_error *error) {
+  mha_status status = MHA_OK;
   puts("\ntensors");
-  for (int64_t i = 0; i < s->tensors.n; i++) {
-    const mha_file_tensor *tensor = &s->tensors.items[i];
-    if (!is_under_prefix(s, tensor))
+  for (int64_t i = 0; !status && i < s->n_tensors; i++) {
+    mha_tensor_info tensor;
+    MHA_INIT(&tensor);
+    status = mha_file_tensor(s->file, i, &tensor, error);
+    if (status || (s->prefix && strncmp(tensor.name, s->prefix, strlen(s->prefix)) != 0))
       continue;
     printf("  ");
-    print_kind(tensor);
-    printf(" %10zu bytes  ", tensor->bytes);
-    print_text(tensor->name);
+    print_kind(&tensor);
+    printf(" %10zu bytes  ", tensor.bytes);
+    print_text(tensor.name);
     puts("");
   }
+  return status;
 }
 
-static void print_parts(const mha_layer_names *layer) {
-  for (int part = 0; part < MHA_N_PARTS; part++) {
-    const mha_file_tensor *tensor = layer->parts[part];
-    if (!tensor)
+static mha_status print_parts(const inspection *s, const mha_layer_info *layer, mha_error *error) {
+  mha_status status = MHA_OK;
+  for (int part = 0; !status && part < MHA_N_PARTS; part++) {
+    mha_tensor_info tensor;
+    MHA_INIT(&tensor);
+    if (layer->parts[part] < 0)
+      continue;
+    status = mha_file_tensor(s->file, layer->parts[part], &tensor, error);
+    if (status)
       continue;
     printf("  %-10s ", letters[part]);
-    print_kind(tensor);
+    print_kind(&tensor);
     printf(" ");
-    print_text(tensor->name);
-    puts(tensor->element == MHA_FILE_OTHER ? "  (a type that is not loaded)" : "");
+    print_text(tensor.name);
+    puts(tensor.is_loaded ? "" : "  (a type that is not loaded)");
   }
+  return status;
 }
 
-/* An mha_layer_visitor. */
-static void print_layer(void *user, const mha_layer_names *layer) {
-  inspection *s = user;
-  const size_t bytes = (size_t)layer->prefix_bytes;
-  const mha_file_tensor *unsupported = mha_names_unsupported(&s->tensors, layer);
-  char missing[1024];
-  if (s->prefix && (strlen(s->prefix) != bytes || memcmp(s->prefix, layer->prefix, bytes) != 0))
-    return;
-  s->n_layers++;
+static mha_status print_layer(const inspection *s, const mha_layer_info *layer, mha_error *error) {
   printf("\nlayer \"");
-  (void)mha_terminal_print(layer->prefix, bytes, stdout);
-  printf("\": %s, %s\n", layer->family_name,
+  print_text(layer->prefix);
+  printf("\": %s, %s\n", layer->family,
          layer->orientation == MHA_IN_OUT ? "[in][out]" : "[out][in]");
-  print_parts(layer);
-  if (!layer->complete) {
+  const mha_status status = print_parts(s, layer, error);
+  if (!layer->is_complete) {
     printf("  missing: ");
-    print_text(mha_names_missing(layer, missing, sizeof missing));
+    print_text(layer->missing);
     puts("");
   }
-  if (unsupported) {
+  if (layer->unsupported) {
     printf("  not supported: ");
-    print_text(unsupported->name);
+    print_text(layer->unsupported);
     puts("");
   }
+  return status;
+}
+
+static mha_status print_layers(const inspection *s, mha_error *error) {
+  mha_status status = MHA_OK;
+  int64_t shown = 0;
+  for (int64_t i = 0; !status && i < s->n_layers; i++) {
+    mha_layer_info layer;
+    MHA_INIT(&layer);
+    status = mha_file_layer(s->file, i, &layer, error);
+    if (status || (s->prefix && strcmp(layer.prefix, s->prefix) != 0))
+      continue;
+    shown++;
+    status = print_layer(s, &layer, error);
+  }
+  if (shown == 0)
+    puts("\nno layer");
+  return status;
 }
 
 int mha_inspect(const mha_options *options, mha_error *error) {
   inspection s = {.prefix = options->values[MHA_OPTION_PREFIX].text};
   const char *path = options->values[MHA_OPTION_PATH].text;
-  const mha_status status = mha_tensors_open(path, false, NULL, &s.tensors, error);
-  if (status)
-    return MHA_EXIT_DATA;
-  print_text(path);
-  printf(": %s, %" PRId64 " tensor%s\n", s.tensors.is_folder ? "folder" : "safetensors file",
-         s.tensors.n, s.tensors.n == 1 ? "" : "s");
-  print_tensors(&s);
-  (void)mha_names_visit(&s.tensors, print_layer, &s);
-  if (s.n_layers == 0)
-    puts("\nno layer");
-  mha_tensors_close(&s.tensors);
-  return MHA_EXIT_OK;
+  struct stat info;
+  mha_status status = mha_file_open(path, NULL, &s.file, error);
+  if (!status)
+    status = mha_file_count(s.file, &s.n_tensors, &s.n_layers, error);
+  if (!status) {
+    print_text(path);
+    printf(": %s, %" PRId64 " tensor%s\n",
+           stat(path, &info) == 0 && S_ISDIR(info.st_mode) ? "folder" : "safetensors file",
+           s.n_tensors, s.n_tensors == 1 ? "" : "s");
+    status = print_tensors(&s, error);
+  }
+  if (!status)
+    status = print_layers(&s, error);
+  mha_file_destroy(s.file);
+  return status ? MHA_EXIT_DATA : MHA_EXIT_OK;
 }

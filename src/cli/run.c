@@ -37,7 +37,8 @@ typedef struct run {
   mha_config config; /* of the layer, every size derived */
   bool has_batch;    /* the input has a batch dimension, so the results have it too */
   mha_npy_array query, key, value, attend, bias, slopes, sinks, cosines, sines;
-  mha_attention attention;
+  mha_rules rules;
+  mha_results asked;
   mha_forward_args args;
   mha_labels labels;
   result results[N_ARRAYS];
@@ -229,14 +230,14 @@ static mha_status read_extents(const run *r, mha_option which, mha_npy_kind kind
 }
 
 static mha_status read_masks(run *r, mha_error *error) {
-  mha_attention *a = &r->attention;
+  mha_rules *a = &r->rules;
   int64_t m[4] = {0};
   int64_t n[4] = {0};
   mha_status status = read_extents(r, MHA_OPTION_ATTEND, MHA_NPY_BYTES, &r->attend, m, error);
-  a->attend = (mha_mask){r->attend.data, m[0], m[1], m[2], m[3], 0, 0, 0};
+  a->attend = (mha_mask){r->attend.data, m[0], m[1], m[2], m[3], 0, 0, 0, 0, 0};
   if (!status)
     status = read_extents(r, MHA_OPTION_BIAS, MHA_NPY_FLOATS, &r->bias, n, error);
-  a->bias = (mha_bias){r->bias.data, n[0], n[1], n[2], n[3], 0, 0, 0};
+  a->bias = (mha_bias){r->bias.data, n[0], n[1], n[2], n[3], 0, 0, 0, MHA_F32, 0};
   return status;
 }
 
@@ -276,7 +277,7 @@ static mha_status take_lengths(const run *r, mha_option which, int64_t most, con
 }
 
 static void take_rules(run *r) {
-  mha_attention *a = &r->attention;
+  mha_rules *a = &r->rules;
   const mha_option_value *window = option(r, MHA_OPTION_WINDOW);
   a->causal = option(r, MHA_OPTION_CAUSAL)->given;
   a->alignment = option(r, MHA_OPTION_ALIGN)->alignment;
@@ -295,8 +296,9 @@ static void take_rules(run *r) {
 }
 
 static mha_status read_rules(run *r, mha_error *error) {
-  mha_attention *a = &r->attention;
+  mha_rules *a = &r->rules;
   MHA_INIT(a);
+  MHA_INIT(&r->asked);
   take_rules(r);
   const int64_t n_queries = r->args.query_length;
   mha_status status =
@@ -310,7 +312,8 @@ static mha_status read_rules(run *r, mha_error *error) {
     status = read_per_head(r, MHA_OPTION_ALIBI, &r->slopes, &a->alibi_slopes, error);
   if (!status)
     status = read_per_head(r, MHA_OPTION_SINKS, &r->sinks, &a->sinks, error);
-  r->args.attention = a;
+  r->args.rules = a;
+  r->args.results = &r->asked;
   return status;
 }
 
@@ -363,17 +366,17 @@ static mha_status make_results(run *r, mha_error *error) {
   const mha_option_value *asked = option(r, MHA_OPTION_ATTN_WEIGHTS);
   const int64_t output[] = {maps.n_queries, r->config.output_width};
   const int64_t weights[] = {maps.n_heads, maps.n_queries, maps.n_keys};
-  r->attention.weights_stage = option(r, MHA_OPTION_STAGE)->stage;
+  r->asked.stage = option(r, MHA_OPTION_STAGE)->stage;
   mha_status status = svg->given ? mha_svg_check(svg->text, &maps, error) : MHA_OK;
   if (!status)
     status = make_result(r, RESULT_OUTPUT, option(r, MHA_OPTION_OUTPUT), 2, output, &r->args.output,
                          error);
   if (!status)
     status = make_result(r, RESULT_WEIGHTS, asked->given ? asked : svg, 3, weights,
-                         &r->attention.weights, error);
+                         &r->asked.weights, error);
   if (!status)
     status = make_result(r, RESULT_LSE, option(r, MHA_OPTION_LSE), 2, weights,
-                         &r->attention.log_sum_exp, error);
+                         &r->asked.log_sum_exp, error);
   return status;
 }
 

@@ -33,7 +33,7 @@ static mha_status check_extents(const char *name, int64_t rows, int64_t columns,
                   name, rows, columns, L);
 }
 
-static mha_status check_masks(const mha_attention *a, int64_t L, mha_error *error) {
+static mha_status check_masks(const mha_rules *a, int64_t L, mha_error *error) {
   mha_status status = MHA_OK;
   if (a->attend.data)
     status = check_extents("attend", a->attend.rows, a->attend.columns, L, error);
@@ -50,7 +50,7 @@ static int64_t row_offset(int64_t rows, int64_t columns, int64_t t) {
 static void cut_mask(mha_mask *mask, int64_t t) {
   if (!mask->data)
     return;
-  mask->data += row_offset(mask->rows, mask->columns, t);
+  mask->data = (const uint8_t *)mask->data + row_offset(mask->rows, mask->columns, t);
   mask->head_stride = mask->rows * mask->columns;
   mask->batch_stride = mask->heads * mask->head_stride;
   mask->rows = 1;
@@ -60,7 +60,7 @@ static void cut_mask(mha_mask *mask, int64_t t) {
 static void cut_bias(mha_bias *bias, int64_t t) {
   if (!bias->data)
     return;
-  bias->data += row_offset(bias->rows, bias->columns, t);
+  bias->data = (const float *)bias->data + row_offset(bias->rows, bias->columns, t);
   bias->head_stride = bias->rows * bias->columns;
   bias->batch_stride = bias->heads * bias->head_stride;
   bias->rows = 1;
@@ -71,9 +71,9 @@ static void cut_bias(mha_bias *bias, int64_t t) {
 
 /* Row t of each head: what the step saw, then the keys that were not there yet. */
 static void put_row(const steps *s, int64_t t) {
-  const mha_attention *a = s->whole->attention;
+  const mha_results *a = s->whole->results;
   const int64_t L = s->whole->query_length;
-  const float hidden = a->weights_stage == MHA_STAGE_WEIGHTS ? 0.0F : -INFINITY;
+  const float hidden = a->stage == MHA_STAGE_WEIGHTS ? 0.0F : -INFINITY;
   for (int64_t head = 0; head < s->whole->batch * s->n_heads; head++) {
     if (a->log_sum_exp)
       a->log_sum_exp[head * L + t] = s->lse[head];
@@ -88,7 +88,8 @@ static void put_row(const steps *s, int64_t t) {
 
 static mha_status step(mha_context *context, const mha_weights *weights, const steps *s, int64_t t,
                        mha_error *error) {
-  mha_attention attention = *s->whole->attention;
+  mha_rules rules = *s->whole->rules;
+  mha_results results = *s->whole->results;
   mha_forward_args args = *s->whole;
   args.cache = s->cache;
   args.query_length = 1;
@@ -96,11 +97,12 @@ static mha_status step(mha_context *context, const mha_weights *weights, const s
   args.query_batch_stride = s->whole->query_length * s->query_width;
   args.output += t * s->output_width;
   args.output_batch_stride = s->whole->query_length * s->output_width;
-  args.attention = &attention;
-  cut_mask(&attention.attend, t);
-  cut_bias(&attention.bias, t);
-  attention.weights = s->weights;
-  attention.log_sum_exp = s->lse;
+  args.rules = &rules;
+  args.results = &results;
+  cut_mask(&rules.attend, t);
+  cut_bias(&rules.bias, t);
+  results.weights = s->weights;
+  results.log_sum_exp = s->lse;
   const mha_status status = mha_forward(context, weights, &args, error);
   if (!status)
     put_row(s, t);
@@ -134,9 +136,9 @@ static mha_status make(bool wanted, int64_t n, float **numbers, size_t *bytes, m
 
 /* The products cannot overflow: the results of all steps, Lq times as large, are in memory. */
 static mha_status prepare(steps *s, const mha_config *config, mha_error *error) {
-  const mha_attention *a = s->whole->attention;
+  const mha_results *a = s->whole->results;
   const int64_t n = s->whole->batch * s->n_heads;
-  mha_status status = check_masks(a, s->whole->query_length, error);
+  mha_status status = check_masks(s->whole->rules, s->whole->query_length, error);
   if (!status)
     status = create_cache(s, config, error);
   if (!status)

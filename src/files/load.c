@@ -4,16 +4,15 @@
 #include "../arguments.h"
 #include "../error.h"
 #include "../memory.h"
-#include "../weights.h"
+#include "file.h"
 #include "path.h"
 #include "sizes.h"
 
 #include <string.h>
 
-/* What stands behind the borrowed pointers; the layer's backing, in front of the converted numbers.
- */
+/* What stands behind the borrowed pointers, in front of the converted numbers. */
 typedef struct loaded {
-  mha_file_tensors tensors;
+  mha_file *file;          /* a reference, where numbers are used as they lie in it */
   mha_allocator allocator; /* of this block */
   size_t bytes;
 } loaded;
@@ -22,7 +21,7 @@ static void release_loaded(void *state) {
   loaded *l = state;
   const mha_allocator allocator = l->allocator;
   const size_t bytes = l->bytes;
-  mha_tensors_close(&l->tensors);
+  mha_file_destroy(l->file);
   mha_memory_release(&allocator, l, bytes);
 }
 
@@ -30,8 +29,8 @@ static void release_loaded(void *state) {
 
 static mha_status check_types(const mha_layer_names *layer, const char *path, mha_error *error) {
   for (int part = 0; part < MHA_N_PARTS; part++) {
-    const mha_file_tensor *tensor = layer->parts[part];
-    if (tensor && tensor->element == MHA_FILE_OTHER)
+    const mha_raw_tensor *tensor = layer->parts[part];
+    if (tensor && tensor->element == MHA_RAW_OTHER)
       return mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "%s: %s holds the type \"%s\"; rule: float32, float64, float16 or bfloat16",
                       mha_shown_path(path), mha_shown_path(tensor->name), tensor->type);
@@ -39,28 +38,12 @@ static mha_status check_types(const mha_layer_names *layer, const char *path, mh
   return MHA_OK;
 }
 
-/* Whether a tensor's numbers are used where they lie. What was read into memory is not kept for a
- * layer that is a small part of it. */
-static bool is_borrowed(const mha_file_tensor *tensor, bool in_place) {
-  return in_place && mha_tensor_is_usable(tensor);
-}
-
-static bool is_worth_keeping(const mha_file_tensors *tensors, const mha_layer_names *layer) {
-  size_t all = 0;
-  size_t used = 0;
-  for (int64_t i = 0; i < tensors->n; i++)
-    all += tensors->items[i].bytes;
-  for (int part = 0; part < MHA_N_PARTS; part++)
-    used += layer->parts[part] ? layer->parts[part]->bytes : 0;
-  return used >= all / 2;
-}
-
-static mha_layout plan_block(const mha_layer_names *layer, bool in_place) {
+static mha_layout plan_block(const mha_layer_names *layer) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(loaded), 1, 1, 1);
   for (int part = 0; part < MHA_N_PARTS; part++) {
-    const mha_file_tensor *tensor = layer->parts[part];
-    if (tensor && !is_borrowed(tensor, in_place))
+    const mha_raw_tensor *tensor = layer->parts[part];
+    if (tensor && !mha_tensor_is_usable(tensor))
       (void)mha_layout_add(&layout, sizeof(float), tensor->n_elements, 1, 1);
   }
   return layout;
@@ -68,17 +51,17 @@ static mha_layout plan_block(const mha_layer_names *layer, bool in_place) {
 
 /* Points `numbers` at each part's float32 numbers, in the file or in the block. Returns whether
  * some are in the file. */
-static bool collect_numbers(const mha_layer_names *layer, bool in_place, char *block,
+static bool collect_numbers(const mha_layer_names *layer, char *block,
                             const float *numbers[MHA_N_PARTS]) {
   bool in_file = false;
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(loaded), 1, 1, 1);
   for (int part = 0; part < MHA_N_PARTS; part++) {
-    const mha_file_tensor *tensor = layer->parts[part];
+    const mha_raw_tensor *tensor = layer->parts[part];
     numbers[part] = NULL;
     if (!tensor)
       continue;
-    if (is_borrowed(tensor, in_place)) {
+    if (mha_tensor_is_usable(tensor)) {
       numbers[part] = (const float *)(const void *)tensor->data;
       in_file = true;
       continue;
@@ -139,65 +122,75 @@ static void point_to_numbers(const mha_config *c, int32_t orientation,
 
 /* ---- The layer ------------------------------------------------------------------------------- */
 
-/* Takes over `tensors` whatever the outcome. */
-static mha_status make_layer(const mha_config *config, const mha_layer_names *layer, bool in_memory,
-                             mha_file_tensors *tensors, mha_weights **weights, mha_error *error) {
-  const bool in_place = !in_memory || is_worth_keeping(tensors, layer);
-  const mha_layout plan = plan_block(layer, in_place);
+static mha_status make_layer(const mha_config *config, const mha_layer_names *layer, mha_file *file,
+                             mha_weights **weights, mha_error *error) {
+  const mha_layout plan = plan_block(layer);
   const mha_allocator allocator = mha_memory_allocator(config->allocator);
   const float *numbers[MHA_N_PARTS];
   mha_matrices matrices;
-  loaded *block = plan.overflow ? NULL : mha_memory_allocate(&allocator, plan.bytes);
-  if (!block) {
-    mha_tensors_close(tensors);
-    return plan.overflow
-               ? mha_fail(error, MHA_ERROR_OVERFLOW,
-                          "the converted numbers exceed the address space; rule: they must fit")
-               : mha_fail(error, MHA_ERROR_MEMORY,
-                          "the converted numbers need %zu bytes; rule: they must be there",
-                          plan.bytes);
-  }
-  const bool in_file = collect_numbers(layer, in_place, (char *)block, numbers);
+  if (plan.overflow)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "the converted numbers exceed the address space; rule: they must fit");
+  loaded *block = mha_memory_allocate(&allocator, plan.bytes);
+  if (!block)
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "the converted numbers need %zu bytes; rule: they must be there", plan.bytes);
+  const bool in_file = collect_numbers(layer, (char *)block, numbers);
   point_to_numbers(config, layer->orientation, numbers, &matrices);
-  if (!in_file)
-    mha_tensors_close(tensors);
-  *block = (loaded){*tensors, allocator, plan.bytes};
-  return mha_weights_create_backed(config, &matrices, (mha_backing){release_loaded, block}, weights,
-                                   error);
+  *block = (loaded){in_file ? mha_file_retain(file) : NULL, allocator, plan.bytes};
+  matrices.release = release_loaded;
+  matrices.release_user = block;
+  const mha_status status = mha_weights_create(config, &matrices, weights, error);
+  if (status)
+    release_loaded(block);
+  return status;
 }
 
-static mha_status load(mha_config *config, const char *path, const char *prefix,
+static mha_status load(const mha_config *given, mha_file *file, const char *prefix,
                        mha_weights **weights, mha_error *error) {
-  mha_file_tensors tensors;
+  mha_config config;
   mha_layer_names layer;
-  const bool read_into_memory = (config->flags & MHA_READ_FILE) != 0;
-  config->flags &= ~MHA_READ_FILE;
-  mha_status status = mha_tensors_open(path, read_into_memory, config->allocator, &tensors, error);
+  mha_status status =
+      mha_read_struct(&config, sizeof config, MHA_FIRST_CONFIG, given, "config", error);
+  config.struct_size = sizeof config;
+  if (!status)
+    status = mha_names_find(&file->tensors, file->path, prefix, &layer, error);
+  if (!status)
+    status = check_types(&layer, file->path, error);
+  if (!status)
+    status = mha_sizes_derive(&layer, file->path, &config, error);
   if (status)
     return status;
-  status = mha_names_find(&tensors, path, prefix, &layer, error);
-  if (!status)
-    status = check_types(&layer, path, error);
-  if (!status)
-    status = mha_sizes_derive(&layer, path, config, error);
-  if (!status)
-    return make_layer(config, &layer, read_into_memory, &tensors, weights, error);
-  mha_tensors_close(&tensors);
-  return status;
+  return make_layer(&config, &layer, file, weights, error);
+}
+
+mha_status mha_weights_load_from(const mha_config *config, mha_file *file, const char *prefix,
+                                 mha_weights **weights, mha_error *error) {
+  mha_status status = mha_require(weights, "weights", error);
+  if (status)
+    return status;
+  *weights = NULL;
+  status = mha_require(file, "file", error);
+  return status ? status : load(config, file, prefix, weights, error);
 }
 
 mha_status mha_weights_load(const mha_config *config, const char *path, const char *prefix,
                             mha_weights **weights, mha_error *error) {
   mha_config known;
+  mha_file_options options;
+  mha_file *file = NULL;
   mha_status status = mha_require(weights, "weights", error);
   if (status)
     return status;
   *weights = NULL;
   status = mha_read_struct(&known, sizeof known, MHA_FIRST_CONFIG, config, "config", error);
-  if (!status)
-    status = mha_require(path, "path", error);
   if (status)
     return status;
-  known.struct_size = sizeof known;
-  return load(&known, path, prefix, weights, error);
+  MHA_INIT(&options);
+  options.allocator = known.allocator;
+  status = mha_file_open(path, &options, &file, error);
+  if (!status)
+    status = load(config, file, prefix, weights, error);
+  mha_file_destroy(file);
+  return status;
 }

@@ -139,7 +139,7 @@ static int compare_name(const char *name, const char *prefix, int prefix_bytes, 
 }
 
 /* The first tensor whose name is not below prefix + rest; n if there is none. */
-static int64_t lower_bound(const mha_file_tensors *tensors, const char *prefix, int prefix_bytes,
+static int64_t lower_bound(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
                            const char *rest) {
   int64_t low = 0;
   int64_t high = tensors->n;
@@ -153,8 +153,8 @@ static int64_t lower_bound(const mha_file_tensors *tensors, const char *prefix, 
   return low;
 }
 
-static const mha_file_tensor *find(const mha_file_tensors *tensors, const mha_layer_names *layer,
-                                   const char *rest) {
+static const mha_raw_tensor *find(const mha_raw_tensors *tensors, const mha_layer_names *layer,
+                                  const char *rest) {
   const int64_t at = lower_bound(tensors, layer->prefix, layer->prefix_bytes, rest);
   return at < tensors->n && compare_name(tensors->items[at].name, layer->prefix,
                                          layer->prefix_bytes, rest) == 0
@@ -193,7 +193,7 @@ static bool lacks(const mha_layer_names *layer, mha_part part) {
 }
 
 /* The output projection has the first of its names under which a matrix lies, or else a bias. */
-static void find_output(const mha_file_tensors *tensors, mha_layer_names *layer) {
+static void find_output(const mha_raw_tensors *tensors, mha_layer_names *layer) {
   for (int pass = 0; pass < 2; pass++)
     for (int k = 0; k < layer->family->n_outputs; k++) {
       const output_names *output = &layer->family->outputs[k];
@@ -204,7 +204,7 @@ static void find_output(const mha_file_tensors *tensors, mha_layer_names *layer)
     }
 }
 
-static mha_layer_names read_layer(const mha_file_tensors *tensors, const char *prefix,
+static mha_layer_names read_layer(const mha_raw_tensors *tensors, const char *prefix,
                                   int prefix_bytes, const mha_name_family *family) {
   mha_layer_names layer = {.family = family,
                            .family_name = family->name,
@@ -222,7 +222,7 @@ static mha_layer_names read_layer(const mha_file_tensors *tensors, const char *p
   return layer;
 }
 
-static const mha_file_tensor *query_matrix(const mha_layer_names *layer) {
+static const mha_raw_tensor *query_matrix(const mha_layer_names *layer) {
   return layer->parts[layer->family->parts[MHA_PART_WQ] ? MHA_PART_WQ : MHA_PART_WQKV];
 }
 
@@ -247,7 +247,7 @@ static bool reads_better(const mha_layer_names *a, const mha_layer_names *b) {
 }
 
 /* The reading of `tensor` as that part of that family; false if it is not named so. */
-static bool read_as(const mha_file_tensors *tensors, const mha_file_tensor *tensor, mha_part part,
+static bool read_as(const mha_raw_tensors *tensors, const mha_raw_tensor *tensor, mha_part part,
                     const mha_name_family *family, mha_layer_names *layer) {
   const char *name = family->parts[part];
   if (!name || !ends_with(tensor->name, name))
@@ -260,16 +260,16 @@ static bool read_as(const mha_file_tensors *tensors, const mha_file_tensor *tens
 }
 
 /* Each layer is shown once: where its first anchor lies. */
-static const mha_file_tensor *first_anchor(const mha_layer_names *layer) {
-  const mha_file_tensor *tensor = NULL;
+static const mha_raw_tensor *first_anchor(const mha_layer_names *layer) {
+  const mha_raw_tensor *tensor = NULL;
   for (int k = 0; !tensor && k < N_ANCHORS; k++)
     tensor = layer->parts[anchors[k]];
   return tensor;
 }
 
 /* Whether some other reading of the layer's first anchor makes more of it. */
-static bool is_misread(const mha_file_tensors *tensors, const mha_layer_names *layer) {
-  const mha_file_tensor *tensor = first_anchor(layer);
+static bool is_misread(const mha_raw_tensors *tensors, const mha_layer_names *layer) {
+  const mha_raw_tensor *tensor = first_anchor(layer);
   mha_layer_names other;
   for (int f = 0; f < N_FAMILIES; f++)
     for (int k = 0; &families[f] != layer->family && k < N_ANCHORS; k++)
@@ -278,13 +278,13 @@ static bool is_misread(const mha_file_tensors *tensors, const mha_layer_names *l
   return false;
 }
 
-int64_t mha_names_visit(const mha_file_tensors *tensors, mha_layer_visitor *visitor, void *user) {
+int64_t mha_names_visit(const mha_raw_tensors *tensors, mha_layer_visitor *visitor, void *user) {
   int64_t n = 0;
   mha_layer_names layer;
   for (int64_t i = 0; i < tensors->n; i++)
     for (int f = 0; f < N_FAMILIES; f++)
       for (int k = 0; k < N_ANCHORS; k++) {
-        const mha_file_tensor *tensor = &tensors->items[i];
+        const mha_raw_tensor *tensor = &tensors->items[i];
         if (!read_as(tensors, tensor, anchors[k], &families[f], &layer) ||
             first_anchor(&layer) != tensor || is_misread(tensors, &layer))
           continue;
@@ -386,7 +386,7 @@ static bool is_refused(const char *rest) {
 /* Behind the prefix too, but without a say in what the layer computes: frequencies, which
  * config.rope tells; the causal mask of GPT-2, GPT-Neo and GPT-J, which the call tells; and the
  * normalisation that BERT puts behind the residual. */
-static bool is_harmless(const char *rest, const mha_file_tensor *tensor) {
+static bool is_harmless(const char *rest, const mha_raw_tensor *tensor) {
   return strcmp(rest, "inv_freq") == 0 || ends_with(rest, ".inv_freq") ||
          strcmp(rest, "masked_bias") == 0 || (strcmp(rest, "bias") == 0 && tensor->rank == 4) ||
          starts_with(rest, "output.LayerNorm.");
@@ -414,22 +414,22 @@ static bool is_of_family(const char *rest, const mha_name_family *family) {
   return false;
 }
 
-static bool is_part(const mha_layer_names *layer, const mha_file_tensor *tensor) {
+static bool is_part(const mha_layer_names *layer, const mha_raw_tensor *tensor) {
   for (int part = 0; part < MHA_N_PARTS; part++)
     if (layer->parts[part] == tensor)
       return true;
   return false;
 }
 
-const mha_file_tensor *mha_names_unsupported(const mha_file_tensors *tensors,
-                                             const mha_layer_names *layer) {
+const mha_raw_tensor *mha_names_unsupported(const mha_raw_tensors *tensors,
+                                            const mha_layer_names *layer) {
   const bool own =
       layer->prefix_bytes > 0 && layer->prefix[layer->prefix_bytes - 1] == '.'; /* all of it */
   for (int64_t i = lower_bound(tensors, layer->prefix, layer->prefix_bytes, "");
        i < tensors->n &&
        strncmp(tensors->items[i].name, layer->prefix, (size_t)layer->prefix_bytes) == 0;
        i++) {
-    const mha_file_tensor *tensor = &tensors->items[i];
+    const mha_raw_tensor *tensor = &tensors->items[i];
     const char *rest = tensor->name + layer->prefix_bytes;
     if (is_part(layer, tensor) || is_harmless(rest, tensor))
       continue;
@@ -465,7 +465,7 @@ static void add_candidate(void *user, const mha_layer_names *layer) {
            layer->complete ? "" : ", incomplete");
 }
 
-static void visit_families(const mha_file_tensors *tensors, const char *prefix, int prefix_bytes,
+static void visit_families(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
                            candidates *c) {
   for (int f = 0; f < N_FAMILIES; f++) {
     const mha_layer_names layer = read_layer(tensors, prefix, prefix_bytes, &families[f]);
@@ -474,7 +474,7 @@ static void visit_families(const mha_file_tensors *tensors, const char *prefix, 
   }
 }
 
-static mha_status fail_without_layer(const mha_file_tensors *tensors, const char *path,
+static mha_status fail_without_layer(const mha_raw_tensors *tensors, const char *path,
                                      const char *prefix, mha_error *error) {
   char text[160];
   list_text list = begin_list(text, sizeof text);
@@ -492,7 +492,7 @@ static mha_status fail_without_layer(const mha_file_tensors *tensors, const char
 }
 
 /* A layer that was found is also to be used: is all there, and nothing too much? */
-static mha_status check_layer(const mha_file_tensors *tensors, const char *path,
+static mha_status check_layer(const mha_raw_tensors *tensors, const char *path,
                               const mha_layer_names *layer, mha_error *error) {
   char text[200];
   if (!layer->complete)
@@ -502,13 +502,13 @@ static mha_status check_layer(const mha_file_tensors *tensors, const char *path,
                     mha_shown_path(path), mha_names_missing(layer, text, sizeof text),
                     layer->family_name);
   for (int k = layer->output_name + 1; k < layer->family->n_outputs; k++) {
-    const mha_file_tensor *second = find(tensors, layer, layer->family->outputs[k].matrix);
+    const mha_raw_tensor *second = find(tensors, layer, layer->family->outputs[k].matrix);
     if (second)
       return mha_fail(error, MHA_ERROR_WEIGHTS, "%s holds %s and %s; rule: one output matrix",
                       mha_shown_path(path), mha_shown_path(layer->parts[MHA_PART_WO]->name),
                       mha_shown_path(second->name));
   }
-  const mha_file_tensor *tensor = mha_names_unsupported(tensors, layer);
+  const mha_raw_tensor *tensor = mha_names_unsupported(tensors, layer);
   if (!tensor)
     return mha_succeed(error);
   return mha_fail(error, MHA_ERROR_UNSUPPORTED,
@@ -517,7 +517,7 @@ static mha_status check_layer(const mha_file_tensors *tensors, const char *path,
                   mha_shown_path(path), mha_shown_path(tensor->name), layer->family_name);
 }
 
-mha_status mha_names_find(const mha_file_tensors *tensors, const char *path, const char *prefix,
+mha_status mha_names_find(const mha_raw_tensors *tensors, const char *path, const char *prefix,
                           mha_layer_names *layer, mha_error *error) {
   char text[240];
   candidates c = {.list = begin_list(text, sizeof text)};

@@ -26,15 +26,15 @@ static const char metadata_key[] = "__metadata__";
 static const struct {
   char text[12];
   int bits; /* of one element */
-  mha_file_type element;
+  mha_raw_type element;
 } types[] = {
-    {"F32", 32, MHA_FILE_F32},      {"F64", 64, MHA_FILE_F64},      {"F16", 16, MHA_FILE_F16},
-    {"BF16", 16, MHA_FILE_BF16},    {"BOOL", 8, MHA_FILE_OTHER},    {"U8", 8, MHA_FILE_OTHER},
-    {"I8", 8, MHA_FILE_OTHER},      {"F8_E5M2", 8, MHA_FILE_OTHER}, {"F8_E4M3", 8, MHA_FILE_OTHER},
-    {"F8_E8M0", 8, MHA_FILE_OTHER}, {"I16", 16, MHA_FILE_OTHER},    {"U16", 16, MHA_FILE_OTHER},
-    {"I32", 32, MHA_FILE_OTHER},    {"U32", 32, MHA_FILE_OTHER},    {"I64", 64, MHA_FILE_OTHER},
-    {"U64", 64, MHA_FILE_OTHER},    {"C64", 64, MHA_FILE_OTHER},    {"F4", 4, MHA_FILE_OTHER},
-    {"F6_E2M3", 6, MHA_FILE_OTHER}, {"F6_E3M2", 6, MHA_FILE_OTHER},
+    {"F32", 32, MHA_RAW_F32},      {"F64", 64, MHA_RAW_F64},      {"F16", 16, MHA_RAW_F16},
+    {"BF16", 16, MHA_RAW_BF16},    {"BOOL", 8, MHA_RAW_OTHER},    {"U8", 8, MHA_RAW_OTHER},
+    {"I8", 8, MHA_RAW_OTHER},      {"F8_E5M2", 8, MHA_RAW_OTHER}, {"F8_E4M3", 8, MHA_RAW_OTHER},
+    {"F8_E8M0", 8, MHA_RAW_OTHER}, {"I16", 16, MHA_RAW_OTHER},    {"U16", 16, MHA_RAW_OTHER},
+    {"I32", 32, MHA_RAW_OTHER},    {"U32", 32, MHA_RAW_OTHER},    {"I64", 64, MHA_RAW_OTHER},
+    {"U64", 64, MHA_RAW_OTHER},    {"C64", 64, MHA_RAW_OTHER},    {"F4", 4, MHA_RAW_OTHER},
+    {"F6_E2M3", 6, MHA_RAW_OTHER}, {"F6_E3M2", 6, MHA_RAW_OTHER},
 };
 
 /* ---- Messages -------------------------------------------------------------------------------- */
@@ -270,7 +270,7 @@ static mha_status check_entries(const source *s, json_t *root, int64_t *n, size_
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
 /* A zero in the shape is taken as a one: the product bounds every stride. */
-static mha_status read_shape(const source *s, json_t *shape, mha_file_tensor *tensor) {
+static mha_status read_shape(const source *s, json_t *shape, mha_raw_tensor *tensor) {
   static const char dimensions_rule[] = "dimensions are integers, 0 or more";
   int64_t bound = 1;
   bool empty = false;
@@ -288,22 +288,21 @@ static mha_status read_shape(const source *s, json_t *shape, mha_file_tensor *te
       return refuse_tensor(s, tensor->name, "it fits 63 bits",
                            "has a shape whose product overflows");
     empty = empty || dimension == 0;
-    if (axis < MHA_TENSOR_MAX_RANK)
+    if (axis < MHA_MAX_RANK)
       tensor->shape[axis] = dimension;
   }
-  if (rank > MHA_TENSOR_MAX_RANK) {
+  if (rank > MHA_MAX_RANK) {
     char shown[MHA_SHOWN_BYTES];
     return mha_fail(s->error, MHA_ERROR_UNSUPPORTED,
                     "%s: tensor \"%s\" has %zu dimensions; rule: at most %d are loaded", s->name,
-                    mha_shown_text(tensor->name, strlen(tensor->name), shown), rank,
-                    MHA_TENSOR_MAX_RANK);
+                    mha_shown_text(tensor->name, strlen(tensor->name), shown), rank, MHA_MAX_RANK);
   }
   tensor->rank = (int)rank;
   tensor->n_elements = empty ? 0 : bound;
   return MHA_OK;
 }
 
-static mha_status read_offsets(const source *s, json_t *offsets, mha_file_tensor *tensor) {
+static mha_status read_offsets(const source *s, json_t *offsets, mha_raw_tensor *tensor) {
   json_t *first = json_array_get(offsets, 0);
   json_t *second = json_array_get(offsets, 1);
   const int64_t begin = json_integer_value(first);
@@ -326,7 +325,7 @@ static mha_status read_offsets(const source *s, json_t *offsets, mha_file_tensor
 }
 
 /* Whether the shape of a known type fills the tensor's bytes. */
-static mha_status check_size(const source *s, const mha_file_tensor *tensor, int bits) {
+static mha_status check_size(const source *s, const mha_raw_tensor *tensor, int bits) {
   char shape[128];
   int64_t needed = 0;
   if (!mha_multiply(tensor->n_elements, bits, &needed))
@@ -348,7 +347,7 @@ static const char *keep_text(char **place, const char *text) {
 }
 
 static mha_status read_tensor(const source *s, const char *name, json_t *entry, char **place,
-                              mha_file_tensor *tensor) {
+                              mha_raw_tensor *tensor) {
   char shown[MHA_SHOWN_BYTES];
   const char *text = type_text(entry);
   const int type = known_type(text);
@@ -356,7 +355,7 @@ static mha_status read_tensor(const source *s, const char *name, json_t *entry, 
   tensor->name = keep_text(place, name);
   tensor->type =
       type >= 0 ? types[type].text : keep_text(place, mha_shown_text(text, strlen(text), shown));
-  tensor->element = type >= 0 ? types[type].element : MHA_FILE_OTHER;
+  tensor->element = type >= 0 ? types[type].element : MHA_RAW_OTHER;
   mha_status status = read_shape(s, json_object_get(entry, "shape"), tensor);
   if (!status)
     status = read_offsets(s, json_object_get(entry, "data_offsets"), tensor);
@@ -382,24 +381,24 @@ static mha_status read_tensors(const source *s, json_t *root, char *texts,
 /* ---- All tensors ----------------------------------------------------------------------------- */
 
 static int by_place(const void *left, const void *right) {
-  const mha_file_tensor *a = left;
-  const mha_file_tensor *b = right;
+  const mha_raw_tensor *a = left;
+  const mha_raw_tensor *b = right;
   if (a->data != b->data)
     return a->data < b->data ? -1 : 1;
   return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
 }
 
 static int by_name(const void *left, const void *right) {
-  return strcmp(((const mha_file_tensor *)left)->name, ((const mha_file_tensor *)right)->name);
+  return strcmp(((const mha_raw_tensor *)left)->name, ((const mha_raw_tensor *)right)->name);
 }
 
 /* The tensors, sorted by place, follow each other without a step. */
-static mha_status check_coverage(const source *s, const mha_file_tensor *items, int64_t n) {
+static mha_status check_coverage(const source *s, const mha_raw_tensor *items, int64_t n) {
   static const char rule[] = "tensors cover the bytes behind the header, each byte once";
   const unsigned char *at = s->data;
   for (int64_t i = 0; i < n; i++) {
     char before[MHA_SHOWN_BYTES];
-    const mha_file_tensor *item = &items[i];
+    const mha_raw_tensor *item = &items[i];
     const size_t begin = (size_t)(item->data - s->data);
     if (item->data > at)
       return refuse_tensor(s, item->name, rule, "begins at %zu, behind a hole of %zu bytes", begin,
@@ -417,14 +416,14 @@ static mha_status check_coverage(const source *s, const mha_file_tensor *items, 
 /* Makes room for n > 0 tensors; returns the place of their text, or NULL without memory. */
 static char *allocate(int64_t n, size_t n_text, mha_safetensors *parsed) {
   mha_layout layout = {0};
-  (void)mha_layout_add(&layout, sizeof(mha_file_tensor), n, 1, 1);
+  (void)mha_layout_add(&layout, sizeof(mha_raw_tensor), n, 1, 1);
   const size_t text_at = mha_layout_add(&layout, 1, (int64_t)n_text, 1, 1);
   unsigned char *block =
       layout.overflow ? NULL : mha_memory_allocate(&parsed->allocator, layout.bytes);
   if (!block)
     return NULL;
   parsed->memory_bytes = layout.bytes;
-  parsed->items = (mha_file_tensor *)(void *)block;
+  parsed->items = (mha_raw_tensor *)(void *)block;
   return (char *)block + text_at;
 }
 

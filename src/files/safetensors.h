@@ -18,15 +18,15 @@
 /* Begin with {0}. */
 typedef struct mha_safetensors {
   int64_t n;
-  mha_file_tensor *items; /* sorted by name; their data point into the bytes that were parsed */
-  size_t memory_bytes;    /* of one block: the items, their names, types that are not known */
+  mha_raw_tensor *items; /* sorted by name; their data point into the bytes that were parsed */
+  size_t memory_bytes;   /* of one block: the items, their names, types that are not known */
   mha_allocator allocator;
 } mha_safetensors;
 
 /* Checks the whole structure of a file that lies in memory. `name` is for messages. A type that is
- * not known is MHA_FILE_OTHER; its size is not checked against its shape, all else is. The
+ * not known is MHA_RAW_OTHER; its size is not checked against its shape, all else is. The
  * header is parsed with memory of the C library, the result is in memory of `allocator` (NULL = the
- * C library). Errors: FORMAT; UNSUPPORTED for more than MHA_TENSOR_MAX_RANK dimensions; MEMORY;
+ * C library). Errors: FORMAT; UNSUPPORTED for more than MHA_MAX_RANK dimensions; MEMORY;
  * then `parsed` is all zero. */
 mha_status mha_safetensors_parse(const char *name, const void *bytes, size_t n_bytes,
                                  const mha_allocator *allocator, mha_safetensors *parsed,

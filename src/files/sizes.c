@@ -75,7 +75,7 @@ static void part_shape(const mha_layer_names *layer, mha_part part, const mha_co
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
-static char *found_shape(const mha_file_tensor *tensor, char text[SHAPE_BYTES]) {
+static char *found_shape(const mha_raw_tensor *tensor, char text[SHAPE_BYTES]) {
   return mha_shape_text(tensor->rank, tensor->shape, text, SHAPE_BYTES);
 }
 
@@ -83,7 +83,7 @@ static char *found_shape(const mha_file_tensor *tensor, char text[SHAPE_BYTES]) 
 static mha_status check_rank(const mha_layer_names *layer, const char *path, mha_part part,
                              mha_error *error) {
   char found[SHAPE_BYTES];
-  const mha_file_tensor *tensor = layer->parts[part];
+  const mha_raw_tensor *tensor = layer->parts[part];
   if (!tensor || (tensor->rank == part_rank(part) && tensor->n_elements > 0))
     return MHA_OK;
   return mha_fail(error, MHA_ERROR_WEIGHTS, "%s: %s has shape %s; rule: it is %s, none of them 0",
@@ -96,7 +96,7 @@ static mha_status check_shape(const mha_layer_names *layer, const char *path, mh
   char found[SHAPE_BYTES];
   char expected[SHAPE_BYTES];
   int64_t shape[2] = {0, 0};
-  const mha_file_tensor *tensor = layer->parts[part];
+  const mha_raw_tensor *tensor = layer->parts[part];
   if (!tensor)
     return MHA_OK;
   const int rank = part_rank(part);
@@ -179,7 +179,7 @@ static mha_status derive_sizes(const mha_layer_names *layer, const char *path, m
 /* One matrix multiplies all three inputs. */
 static mha_status check_packed_inputs(const mha_layer_names *layer, const char *path,
                                       const mha_config *c, mha_error *error) {
-  const mha_file_tensor *tensor = layer->parts[MHA_PART_WQKV];
+  const mha_raw_tensor *tensor = layer->parts[MHA_PART_WQKV];
   char found[SHAPE_BYTES];
   if (!tensor || (c->key_width == c->query_width && c->value_width == c->query_width))
     return MHA_OK;
@@ -197,7 +197,7 @@ static mha_status check_packed_inputs(const mha_layer_names *layer, const char *
 static mha_status derive_norm(const mha_layer_names *layer, const char *path, const mha_widths *w,
                               mha_config *c, mha_error *error) {
   char prefix[MHA_SHOWN_BYTES];
-  const mha_file_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
+  const mha_raw_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
   if (!tensor && c->norm != MHA_NORM_NONE)
     return mha_fail(error, MHA_ERROR_WEIGHTS,
                     "%s lacks %sq_norm.weight, with config.norm = %d; rule: a norm has its "

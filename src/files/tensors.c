@@ -61,30 +61,43 @@ static mha_status check_kind(const char *path, const unsigned char *bytes, size_
                   mha_shown_path(path), kind ? kind : "a file of another kind");
 }
 
-static mha_status open_file(const char *path, bool read_into_memory, const mha_allocator *allocator,
-                            mha_file_tensors *tensors, mha_error *error) {
+/* The store of one file, whose map is closed; NULL = no memory. */
+static tensor_store *make_store(const mha_allocator *allocator) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(tensor_store), 1, 1, 1);
   const size_t map_at = mha_layout_add(&layout, sizeof(mha_mapping), 1, 1, 1);
   unsigned char *block = mha_memory_allocate(allocator, layout.bytes);
   if (!block)
-    return fail_memory(path, error);
+    return NULL;
   memset(block, 0, layout.bytes);
   tensor_store *store = (tensor_store *)(void *)block;
   store->allocator = *allocator;
   store->bytes = layout.bytes;
   store->n_maps = 1;
   store->maps = (mha_mapping *)(void *)(block + map_at);
-  tensors->store = store;
-  mha_status status = mha_mapping_open(path, read_into_memory, allocator, store->maps, error);
+  return store;
+}
+
+/* Parses the bytes that the store's map shows. */
+static mha_status parse_file(const char *name, mha_raw_tensors *tensors, mha_error *error) {
+  tensor_store *store = tensors->store;
+  mha_status status = check_kind(name, store->maps->bytes, store->maps->n_bytes, error);
   if (!status)
-    status = check_kind(path, store->maps->bytes, store->maps->n_bytes, error);
-  if (!status)
-    status = mha_safetensors_parse(path, store->maps->bytes, store->maps->n_bytes, allocator,
-                                   &store->parsed, error);
+    status = mha_safetensors_parse(name, store->maps->bytes, store->maps->n_bytes,
+                                   &store->allocator, &store->parsed, error);
   tensors->n = store->parsed.n;
   tensors->items = store->parsed.items;
   return status;
+}
+
+static mha_status open_file(const char *path, bool read_into_memory, const mha_allocator *allocator,
+                            mha_raw_tensors *tensors, mha_error *error) {
+  tensors->store = make_store(allocator);
+  if (!tensors->store)
+    return fail_memory(path, error);
+  const mha_status status =
+      mha_mapping_open(path, read_into_memory, allocator, tensors->store->maps, error);
+  return status ? status : parse_file(path, tensors, error);
 }
 
 /* ---- The names in a folder ------------------------------------------------------------------- */
@@ -122,11 +135,11 @@ static mha_status count_files(const char *path, DIR *folder, int64_t *n, size_t 
 
 /* Makes the store for n tensors; returns the place of their names, or NULL without memory. */
 static char *allocate_folder(const mha_allocator *allocator, int64_t n, size_t text_bytes,
-                             mha_file_tensors *tensors) {
+                             mha_raw_tensors *tensors) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(tensor_store), 1, 1, 1);
   const size_t maps_at = mha_layout_add(&layout, sizeof(mha_mapping), n, 1, 1);
-  const size_t items_at = mha_layout_add(&layout, sizeof(mha_file_tensor), n, 1, 1);
+  const size_t items_at = mha_layout_add(&layout, sizeof(mha_raw_tensor), n, 1, 1);
   const size_t types_at = mha_layout_add(&layout, MHA_NPY_DESCR_BYTES, n, 1, 1);
   const size_t texts_at = mha_layout_add(&layout, 1, (int64_t)text_bytes, 1, 1);
   unsigned char *block = layout.overflow ? NULL : mha_memory_allocate(allocator, layout.bytes);
@@ -139,14 +152,14 @@ static char *allocate_folder(const mha_allocator *allocator, int64_t n, size_t t
   store->maps = (mha_mapping *)(void *)(block + maps_at);
   store->types = (char *)block + types_at;
   tensors->store = store;
-  tensors->items = (mha_file_tensor *)(void *)(block + items_at);
+  tensors->items = (mha_raw_tensor *)(void *)(block + items_at);
   return (char *)block + texts_at;
 }
 
 /* Names the tensors after the files. A folder that has got more since they were counted, n with
  * text_bytes bytes of names, is refused. */
 static mha_status keep_names(const char *path, DIR *folder, int64_t n, size_t text_bytes,
-                             char *texts, mha_file_tensors *tensors, mha_error *error) {
+                             char *texts, mha_raw_tensors *tensors, mha_error *error) {
   size_t bytes = 0;
   for (const char *file = next_file(folder, &bytes); file; file = next_file(folder, &bytes)) {
     if (tensors->n == n || bytes + 1 > text_bytes)
@@ -163,7 +176,7 @@ static mha_status keep_names(const char *path, DIR *folder, int64_t n, size_t te
 }
 
 static mha_status list_folder(const char *path, DIR *folder, const mha_allocator *allocator,
-                              mha_file_tensors *tensors, mha_error *error) {
+                              mha_raw_tensors *tensors, mha_error *error) {
   int64_t n = 0;
   size_t text_bytes = 0;
   const mha_status status = count_files(path, folder, &n, &text_bytes, error);
@@ -180,21 +193,18 @@ static mha_status list_folder(const char *path, DIR *folder, const mha_allocator
 
 /* For each type the element and both spellings, little-endian first. */
 static const struct {
-  mha_file_type element;
+  mha_raw_type element;
   const char *text[2];
 } npy_types[] = {
-    [MHA_NPY_F2] = {MHA_FILE_F16, {"<f2", ">f2"}},
-    [MHA_NPY_F4] = {MHA_FILE_F32, {"<f4", ">f4"}},
-    [MHA_NPY_F8] = {MHA_FILE_F64, {"<f8", ">f8"}},
-    [MHA_NPY_I4] = {MHA_FILE_OTHER, {"<i4", ">i4"}},
-    [MHA_NPY_I8] = {MHA_FILE_OTHER, {"<i8", ">i8"}},
-    [MHA_NPY_U1] = {MHA_FILE_OTHER, {"|u1", "|u1"}},
-    [MHA_NPY_B1] = {MHA_FILE_OTHER, {"|b1", "|b1"}},
+    [MHA_NPY_F2] = {MHA_RAW_F16, {"<f2", ">f2"}},   [MHA_NPY_F4] = {MHA_RAW_F32, {"<f4", ">f4"}},
+    [MHA_NPY_F8] = {MHA_RAW_F64, {"<f8", ">f8"}},   [MHA_NPY_I4] = {MHA_RAW_OTHER, {"<i4", ">i4"}},
+    [MHA_NPY_I8] = {MHA_RAW_OTHER, {"<i8", ">i8"}}, [MHA_NPY_U1] = {MHA_RAW_OTHER, {"|u1", "|u1"}},
+    [MHA_NPY_B1] = {MHA_RAW_OTHER, {"|b1", "|b1"}},
 };
 
 /* An array of one dimension is row-major however it is called. */
 static void describe_array(const mha_npy_header *header, const mha_mapping *map,
-                           mha_file_tensor *tensor) {
+                           mha_raw_tensor *tensor) {
   tensor->type = npy_types[header->type].text[header->big_endian];
   tensor->element = npy_types[header->type].element;
   tensor->big_endian = header->big_endian;
@@ -206,12 +216,12 @@ static void describe_array(const mha_npy_header *header, const mha_mapping *map,
   tensor->bytes = map->n_bytes - (size_t)header->data_offset;
 }
 
-_Static_assert(MHA_TENSOR_MAX_RANK == MHA_NPY_MAX_RANK, "shapes are copied whole");
+_Static_assert(MHA_MAX_RANK == MHA_NPY_MAX_RANK, "shapes are copied whole");
 
 /* An array that the parser does not support, but that is one, has no numbers here. */
 static mha_status open_array(const char *path, bool read_into_memory,
                              const mha_allocator *allocator, mha_mapping *map, char *type,
-                             mha_file_tensor *tensor, mha_error *error) {
+                             mha_raw_tensor *tensor, mha_error *error) {
   mha_npy_header header = {.rank = 0};
   mha_status status = mha_mapping_open(path, read_into_memory, allocator, map, error);
   if (status)
@@ -224,13 +234,13 @@ static mha_status open_array(const char *path, bool read_into_memory,
   mha_mapping_close(map);
   memcpy(type, header.descr, sizeof header.descr);
   tensor->type = type;
-  tensor->element = MHA_FILE_OTHER;
+  tensor->element = MHA_RAW_OTHER;
   return MHA_OK;
 }
 
 static mha_status open_entry(const char *folder, bool read_into_memory,
                              const mha_allocator *allocator, mha_mapping *map, char *type,
-                             mha_file_tensor *tensor, mha_error *error) {
+                             mha_raw_tensor *tensor, mha_error *error) {
   char path[MHA_PATH_BYTES];
   char shown[MHA_SHOWN_BYTES];
   const char *fault = mha_name_fault(tensor->name);
@@ -250,11 +260,11 @@ static mha_status open_entry(const char *folder, bool read_into_memory,
 /* ---- A folder -------------------------------------------------------------------------------- */
 
 static int by_name(const void *left, const void *right) {
-  return strcmp(((const mha_file_tensor *)left)->name, ((const mha_file_tensor *)right)->name);
+  return strcmp(((const mha_raw_tensor *)left)->name, ((const mha_raw_tensor *)right)->name);
 }
 
 static mha_status open_folder(const char *path, bool read_into_memory,
-                              const mha_allocator *allocator, mha_file_tensors *tensors,
+                              const mha_allocator *allocator, mha_raw_tensors *tensors,
                               mha_error *error) {
   DIR *folder = opendir(path);
   if (!folder)
@@ -284,7 +294,7 @@ static mha_status refuse_path(const char *path, const char *what, mha_error *err
 }
 
 mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,
-                            mha_file_tensors *tensors, mha_error *error) {
+                            mha_raw_tensors *tensors, mha_error *error) {
   struct stat info;
   const mha_allocator memory = mha_memory_allocator(allocator);
   memset(tensors, 0, sizeof *tensors);
@@ -304,7 +314,24 @@ mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_a
   return status;
 }
 
-void mha_tensors_close(mha_file_tensors *tensors) {
+mha_status mha_tensors_open_bytes(const char *name, const void *bytes, size_t n_bytes,
+                                  const mha_allocator *allocator, mha_raw_tensors *tensors,
+                                  mha_error *error) {
+  const mha_allocator memory = mha_memory_allocator(allocator);
+  memset(tensors, 0, sizeof *tensors);
+  tensors->store = make_store(&memory);
+  if (!tensors->store)
+    return fail_memory(name, error);
+  tensors->store->maps->bytes = bytes;
+  tensors->store->maps->n_bytes = n_bytes;
+  const mha_status status = parse_file(name, tensors, error);
+  if (!status)
+    return mha_succeed(error);
+  mha_tensors_close(tensors);
+  return status;
+}
+
+void mha_tensors_close(mha_raw_tensors *tensors) {
   tensor_store *store = tensors->store;
   if (store) {
     const mha_allocator allocator = store->allocator;
@@ -318,14 +345,14 @@ void mha_tensors_close(mha_file_tensors *tensors) {
 
 /* ---- The numbers ----------------------------------------------------------------------------- */
 
-bool mha_tensor_is_usable(const mha_file_tensor *tensor) {
-  return tensor->element == MHA_FILE_F32 && !tensor->column_major &&
+bool mha_tensor_is_usable(const mha_raw_tensor *tensor) {
+  return tensor->element == MHA_RAW_F32 && !tensor->column_major &&
          tensor->big_endian == mha_machine_is_big_endian() &&
          (uintptr_t)tensor->data % alignof(float) == 0;
 }
 
 /* bfloat16 is the upper half of a float32. Only safetensors has it, little-endian and row-major. */
-static void convert_bfloat16(const mha_file_tensor *tensor, float *target) {
+static void convert_bfloat16(const mha_raw_tensor *tensor, float *target) {
   for (int64_t i = 0; i < tensor->n_elements; i++) {
     const unsigned char *source = tensor->data + 2 * i;
     const uint32_t bits = (uint32_t)source[1] << 24 | (uint32_t)source[0] << 16;
@@ -333,18 +360,18 @@ static void convert_bfloat16(const mha_file_tensor *tensor, float *target) {
   }
 }
 
-void mha_tensor_convert(const mha_file_tensor *tensor, float *target) {
+void mha_tensor_convert(const mha_raw_tensor *tensor, float *target) {
   mha_npy_header header = {.big_endian = tensor->big_endian,
                            .column_major = tensor->column_major,
                            .rank = tensor->rank,
                            .n_elements = tensor->n_elements};
-  if (tensor->element == MHA_FILE_BF16) {
+  if (tensor->element == MHA_RAW_BF16) {
     convert_bfloat16(tensor, target);
     return;
   }
-  header.type = tensor->element == MHA_FILE_F16   ? MHA_NPY_F2
-                : tensor->element == MHA_FILE_F32 ? MHA_NPY_F4
-                                                  : MHA_NPY_F8;
+  header.type = tensor->element == MHA_RAW_F16   ? MHA_NPY_F2
+                : tensor->element == MHA_RAW_F32 ? MHA_NPY_F4
+                                                 : MHA_NPY_F8;
   memcpy(header.shape, tensor->shape, sizeof header.shape);
   mha_npy_convert(&header, 0, tensor->n_elements, tensor->data, MHA_NPY_FLOATS, target);
 }

@@ -6,39 +6,37 @@
 
 #include <stdbool.h>
 
-#define MHA_TENSOR_MAX_RANK 8
-
 /* The types that become float32. Tensors of other types may be in a file as long as nobody asks for
  * their numbers. */
-typedef enum mha_file_type {
-  MHA_FILE_F32,
-  MHA_FILE_F64,
-  MHA_FILE_F16,
-  MHA_FILE_BF16,
-  MHA_FILE_OTHER
-} mha_file_type;
+typedef enum mha_raw_type {
+  MHA_RAW_F32,
+  MHA_RAW_F64,
+  MHA_RAW_F16,
+  MHA_RAW_BF16,
+  MHA_RAW_OTHER
+} mha_raw_type;
 
 /* One tensor. Nothing of it is owned. */
-typedef struct mha_file_tensor {
+typedef struct mha_raw_tensor {
   const char *name; /* UTF-8, zero-terminated, without control characters */
   const char *type; /* as the file spells it, such as "F32", "I64" or "<f4"; for messages */
-  mha_file_type element;
+  mha_raw_type element;
   bool big_endian;
   bool column_major;
   int rank; /* 0 = a single number */
-  int64_t shape[MHA_TENSOR_MAX_RANK];
+  int64_t shape[MHA_MAX_RANK];
   int64_t n_elements;
   const unsigned char *data; /* checked to hold all elements */
   size_t bytes;
-} mha_file_tensor;
+} mha_raw_tensor;
 
 /* All tensors of a path, sorted by name (strcmp), each name once. */
-typedef struct mha_file_tensors {
+typedef struct mha_raw_tensors {
   int64_t n;
-  mha_file_tensor *items;
+  mha_raw_tensor *items;
   bool is_folder;
   struct mha_tensor_store *store; /* what stands behind: maps, names, parsed headers */
-} mha_file_tensors;
+} mha_raw_tensors;
 
 /* Opens and checks the whole of a safetensors file or a folder of .npy files (its other files, and
  * those that begin with a dot, are not looked at). A .npy file that is sound, but of a type or rank
@@ -46,17 +44,23 @@ typedef struct mha_file_tensors {
  * mapped, or read into memory of `allocator` (NULL = the C library). On failure `tensors` is all
  * zero. */
 mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,
-                            mha_file_tensors *tensors, mha_error *error);
+                            mha_raw_tensors *tensors, mha_error *error);
+
+/* The same of the bytes of a safetensors file that are in memory and stay there; `name` is for
+ * messages. */
+mha_status mha_tensors_open_bytes(const char *name, const void *bytes, size_t n_bytes,
+                                  const mha_allocator *allocator, mha_raw_tensors *tensors,
+                                  mha_error *error);
 
 /* Unmaps and frees everything and zeroes `tensors`; one that is all zero is ignored. */
-void mha_tensors_close(mha_file_tensors *tensors);
+void mha_tensors_close(mha_raw_tensors *tensors);
 
 /* Whether the numbers can be used where they lie: float32 in this machine's byte order, row-major,
  * aligned as a float is. */
-bool mha_tensor_is_usable(const mha_file_tensor *tensor);
+bool mha_tensor_is_usable(const mha_raw_tensor *tensor);
 
 /* Converts all elements (of a type that is not OTHER) to row-major float32 at `target`
  * [n_elements]; what is too large becomes infinite, NaN stays NaN. */
-void mha_tensor_convert(const mha_file_tensor *tensor, float *target);
+void mha_tensor_convert(const mha_raw_tensor *tensor, float *target);
 
 #endif

@@ -5,15 +5,15 @@ file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 set(body "#include <mha.h>
 #include <mha.h>
-void use(mha_config *config, mha_forward_args *args, mha_attention *attention);
-void use(mha_config *config, mha_forward_args *args, mha_attention *attention)
+void use(mha_config *config, mha_forward_args *args, mha_rules *rules);
+void use(mha_config *config, mha_forward_args *args, mha_rules *rules)
 {
   mha_config_init(config, 512, 8);
   config->flags = MHA_SCALE;
   MHA_INIT(args);
-  MHA_INIT(attention);
-  attention->flags = MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW;
-  attention->alignment = MHA_ALIGN_BOTTOM_RIGHT;
+  MHA_INIT(rules);
+  rules->flags = MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW;
+  rules->alignment = MHA_ALIGN_BOTTOM_RIGHT;
 }
 ")
 file(WRITE ${WORK}/header.c "${body}")

@@ -76,7 +76,8 @@ static void copy_rows(const mha_tensor *from, float *to, int64_t length, int64_t
   for (int64_t b = 0; b < from->batch; b++) {
     for (int64_t h = 0; h < from->heads; h++) {
       float *target = to + ((b * from->heads + h) * length + first) * from->size;
-      const float *source = from->data + b * from->batch_stride + h * from->head_stride;
+      const float *source =
+          (const float *)from->data + b * from->batch_stride + h * from->head_stride;
       for (int64_t i = 0; i < from->length; i++)
         memcpy(target + i * from->size, source + i * from->row_stride, row_bytes);
     }
@@ -137,7 +138,7 @@ static const uint8_t *widen_bytes(conf_case *c, const uint8_t *bytes, int64_t ro
 }
 
 bool conf_apply_mask(conf_case *c, const conf_array *mask, const conf_sizes *sizes,
-                     mha_attention *rules) {
+                     mha_rules *rules) {
   int64_t e[4] = {1, 1, 1, 1};
   if (mask->kind == MHA_NPY_INTEGERS)
     return conf_cannot(c, "%s holds integers", mask->name);
@@ -147,11 +148,11 @@ bool conf_apply_mask(conf_case *c, const conf_array *mask, const conf_sizes *siz
   const int64_t columns = sizes->Lk;
   if (mask->kind == MHA_NPY_BYTES) {
     const uint8_t *bytes = widen_bytes(c, mask->numbers.data, rows, e[3], columns);
-    rules->attend = (mha_mask){bytes, e[0], e[1], e[2], columns, 0, 0, 0};
+    rules->attend = (mha_mask){bytes, e[0], e[1], e[2], columns, 0, 0, 0, 0, 0};
     return bytes != NULL;
   }
   const float *numbers = widen_floats(c, mask->numbers.data, rows, e[3], columns);
-  rules->bias = (mha_bias){numbers, e[0], e[1], e[2], columns, 0, 0, 0};
+  rules->bias = (mha_bias){numbers, e[0], e[1], e[2], columns, 0, 0, 0, 0, 0};
   return numbers != NULL;
 }
 
@@ -159,8 +160,8 @@ bool conf_apply_mask(conf_case *c, const conf_array *mask, const conf_sizes *siz
  */
 
 bool conf_attend(conf_case *c, mha_context *context, const mha_tensor *q, const mha_tensor *k,
-                 const mha_tensor *v, const mha_attention *rules, conf_layout layout,
-                 const char *output_name) {
+                 const mha_tensor *v, const mha_rules *rules, const mha_results *results,
+                 conf_layout layout, const char *output_name) {
   const int64_t n = q->batch * q->length * q->heads * v->size;
   float *output = conf_floats(c, n);
   if (!output)
@@ -173,7 +174,8 @@ bool conf_attend(conf_case *c, mha_context *context, const mha_tensor *q, const 
   args.output_batch_stride = view.batch_stride;
   args.output_row_stride = view.row_stride;
   args.output_head_stride = view.head_stride;
-  args.attention = rules;
+  args.rules = rules;
+  args.results = results;
   return conf_expect(c, mha_attend(context, q, k, v, &args, &error), &error) &&
          conf_compare(c, output_name, output, n);
 }

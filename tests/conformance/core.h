@@ -35,14 +35,15 @@ bool conf_concatenate(conf_case *c, const conf_array *past, int64_t past_length,
  * (nonzero = attend), floats are added. One with fewer columns than there are keys hides the rest.
  */
 bool conf_apply_mask(conf_case *c, const conf_array *mask, const conf_sizes *sizes,
-                     mha_attention *rules);
+                     mha_rules *rules);
 
 /* Fails unless `array` holds integers of this shape (rank 1 or 2, columns 0 = rank 1). */
 bool conf_check_integers(conf_case *c, const conf_array *array, int64_t rows, int64_t columns);
 
-/* mha_attend, its output in `layout` compared with the case's output of that name. */
+/* mha_attend, with results or NULL, its output in `layout` compared with the case's output of that
+ * name. */
 bool conf_attend(conf_case *c, mha_context *context, const mha_tensor *q, const mha_tensor *k,
-                 const mha_tensor *v, const mha_attention *rules, conf_layout layout,
-                 const char *output_name);
+                 const mha_tensor *v, const mha_rules *rules, const mha_results *results,
+                 conf_layout layout, const char *output_name);
 
 #endif

@@ -15,7 +15,8 @@ typedef struct onnx_call {
   conf_layout layout;
   const conf_array *past_key, *past_value;
   mha_tensor q, k, v;
-  mha_attention rules;
+  mha_rules rules;
+  mha_results results;
 } onnx_call;
 
 static bool is_given(const conf_case *c, const char *attribute) {
@@ -121,22 +122,24 @@ static bool take_stage(conf_case *c, onnx_call *call, int64_t *n_weights) {
     return conf_cannot(c, "qk_matmul_output_mode %g is not translated", mode);
   if (call->rules.key_lengths && mode < 2)
     return conf_cannot(c, "scores of keys beyond nonpad_kv_seqlen are not shown by the library");
-  call->rules.weights_stage = stages[(size_t)mode];
-  call->rules.weights = conf_floats(c, *n_weights);
-  return call->rules.weights != NULL;
+  call->results.stage = stages[(size_t)mode];
+  call->results.weights = conf_floats(c, *n_weights);
+  return call->results.weights != NULL;
 }
 
 bool conf_translate_onnx(conf_case *c, mha_context *context) {
   onnx_call call = {0};
   int64_t n_weights = 0;
   MHA_INIT(&call.rules);
+  MHA_INIT(&call.results);
   if (!read_form(c, &call) || !take_tensors(c, &call))
     return false;
   take_scores(c, &call);
   if (!take_visibility(c, &call) || !take_stage(c, &call, &n_weights) || !conf_all_taken(c))
     return false;
-  if (!conf_attend(c, context, &call.q, &call.k, &call.v, &call.rules, call.layout, "Y") ||
-      !conf_compare(c, "qk_matmul_output", call.rules.weights, n_weights))
+  if (!conf_attend(c, context, &call.q, &call.k, &call.v, &call.rules, &call.results, call.layout,
+                   "Y") ||
+      !conf_compare(c, "qk_matmul_output", call.results.weights, n_weights))
     return false;
   /* The past was put before the new keys here, not by the library. */
   conf_leave_out(c, "present_key");

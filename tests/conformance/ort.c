@@ -15,7 +15,7 @@ typedef struct ort_call {
   mha_config config;
   mha_matrices matrices;
   mha_forward_args args;
-  mha_attention rules; /* all but the mask */
+  mha_rules rules; /* all but the mask */
   ort_mask mask;
   mha_weights *weights;
   float *projected[3]; /* Q, K, V, each [B][L][heads·size] */
@@ -99,9 +99,10 @@ static bool take_attention(conf_case *c, ort_call *call) {
   if (weight->numbers.n_elements != call->config.query_width * packed)
     return conf_fail(c, "weight is not [E][2·H·d + H·dv]");
   call->matrices.orientation = MHA_IN_OUT;
-  call->matrices.query = weight->numbers.data;
-  call->matrices.key = call->matrices.query + width;
-  call->matrices.value = call->matrices.key + width;
+  const float *packed_matrix = weight->numbers.data;
+  call->matrices.query = packed_matrix;
+  call->matrices.key = packed_matrix + width;
+  call->matrices.value = packed_matrix + 2 * width;
   call->matrices.query_ld = call->matrices.key_ld = call->matrices.value_ld = packed;
   return take_bias(c, call);
 }
@@ -201,12 +202,12 @@ static bool join_past(conf_case *c, ort_call *call) {
  */
 
 static bool run_layer(conf_case *c, mha_context *context, const ort_call *call,
-                      const mha_attention *rules) {
+                      const mha_rules *rules) {
   const conf_sizes *s = &call->sizes;
   const int64_t n = s->B * s->Lq * s->H * s->dv;
   mha_error error;
   mha_forward_args args = call->args;
-  args.attention = rules;
+  args.rules = rules;
   args.output = conf_floats(c, n);
   return args.output &&
          conf_expect(c, mha_forward(context, call->weights, &args, &error), &error) &&
@@ -216,13 +217,13 @@ static bool run_layer(conf_case *c, mha_context *context, const ort_call *call,
 /* Every spelling of the mask, through the core and, without a past, through the layer. */
 static bool run_spellings(conf_case *c, mha_context *context, ort_call *call) {
   for (int spelling = 0; spelling < ORT_N_SPELLINGS; spelling++) {
-    mha_attention rules = call->rules;
+    mha_rules rules = call->rules;
     bool applies;
     if (!ort_spell_mask(c, &call->sizes, &call->mask, (ort_spelling)spelling, &rules, &applies))
       return false;
     if (!applies)
       continue;
-    if (!conf_attend(c, context, &call->q, &call->k, &call->v, &rules, CONF_TOKENS_FIRST,
+    if (!conf_attend(c, context, &call->q, &call->k, &call->v, &rules, NULL, CONF_TOKENS_FIRST,
                      "output") ||
         (call->sizes.past == 0 && !run_layer(c, context, call, &rules)))
       return false;

@@ -52,7 +52,7 @@ static bool read_kind(conf_case *c, const conf_sizes *s, const char *kind, const
   return mask->keeps || conf_cannot(c, "a mask of the kind \"%s\" is not translated", kind);
 }
 
-static bool keeps_a_key(const conf_sizes *s, const ort_mask *mask, const mha_attention *rules,
+static bool keeps_a_key(const conf_sizes *s, const ort_mask *mask, const mha_rules *rules,
                         int64_t b, int64_t i) {
   const uint8_t *row = mask->keeps + (b * mask->rows + i % mask->rows) * s->Lk;
   for (int64_t j = 0; j < s->Lk; j++) {
@@ -62,7 +62,7 @@ static bool keeps_a_key(const conf_sizes *s, const ort_mask *mask, const mha_att
   return false;
 }
 
-static bool empties_a_row(const conf_sizes *s, const ort_mask *mask, const mha_attention *rules) {
+static bool empties_a_row(const conf_sizes *s, const ort_mask *mask, const mha_rules *rules) {
   for (int64_t i = 0; i < s->B * s->Lq; i++) {
     if (!keeps_a_key(s, mask, rules, i / s->Lq, i % s->Lq))
       return true;
@@ -84,8 +84,7 @@ static bool check_derived(conf_case *c, const conf_sizes *s, const ort_mask *mas
   return same || conf_fail(c, "attn_mask is not what follows from the operator's own mask");
 }
 
-bool ort_take_mask(conf_case *c, const conf_sizes *sizes, const mha_attention *rules,
-                   ort_mask *mask) {
+bool ort_take_mask(conf_case *c, const conf_sizes *sizes, const mha_rules *rules, ort_mask *mask) {
   const char *kind = conf_text(c, "mask_kind");
   const conf_array *derived = conf_input(c, "attn_mask");
   const conf_array *array = conf_input(c, "mask_index");
@@ -106,17 +105,16 @@ bool ort_take_mask(conf_case *c, const conf_sizes *sizes, const mha_attention *r
   return !derived || check_derived(c, sizes, mask, derived);
 }
 
-static bool add_fill(conf_case *c, const conf_sizes *s, const ort_mask *mask,
-                     mha_attention *rules) {
+static bool add_fill(conf_case *c, const conf_sizes *s, const ort_mask *mask, mha_rules *rules) {
   float *numbers = conf_floats(c, s->B * mask->rows * s->Lk);
   for (int64_t i = 0; numbers && i < s->B * mask->rows * s->Lk; i++)
     numbers[i] = mask->keeps[i] ? 0 : mask->fill;
-  rules->bias = (mha_bias){numbers, s->B, 1, mask->rows, s->Lk, 0, 0, 0};
+  rules->bias = (mha_bias){numbers, s->B, 1, mask->rows, s->Lk, 0, 0, 0, 0, 0};
   return numbers != NULL;
 }
 
 bool ort_spell_mask(conf_case *c, const conf_sizes *sizes, const ort_mask *mask,
-                    ort_spelling spelling, mha_attention *rules, bool *applies) {
+                    ort_spelling spelling, mha_rules *rules, bool *applies) {
   *applies = false;
   if (!mask->keeps) {
     *applies = spelling == ORT_ATTEND;
@@ -133,7 +131,7 @@ bool ort_spell_mask(conf_case *c, const conf_sizes *sizes, const ort_mask *mask,
   if (spelling == ORT_LENGTHS)
     rules->key_lengths = mask->lengths;
   else
-    rules->attend = (mha_mask){mask->keeps, sizes->B, 1, mask->rows, sizes->Lk, 0, 0, 0};
+    rules->attend = (mha_mask){mask->keeps, sizes->B, 1, mask->rows, sizes->Lk, 0, 0, 0, 0, 0};
   *applies = true;
   return true;
 }

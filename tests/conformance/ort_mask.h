@@ -21,11 +21,10 @@ typedef enum ort_spelling {
 
 /* Reads the mask of the kind that "mask_kind" names, and checks it against the boolean or added
  * mask that was derived from it when the case was made. rules: causal and offset are set. */
-bool ort_take_mask(conf_case *c, const conf_sizes *sizes, const mha_attention *rules,
-                   ort_mask *mask);
+bool ort_take_mask(conf_case *c, const conf_sizes *sizes, const mha_rules *rules, ort_mask *mask);
 
 /* Adds the mask to `rules`. *applies is false where this spelling does not say the same. */
 bool ort_spell_mask(conf_case *c, const conf_sizes *sizes, const ort_mask *mask,
-                    ort_spelling spelling, mha_attention *rules, bool *applies);
+                    ort_spelling spelling, mha_rules *rules, bool *applies);
 
 #endif

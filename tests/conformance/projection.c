@@ -9,7 +9,8 @@ typedef struct layer_call {
   conf_sizes sizes;
   mha_config config;
   mha_matrices matrices;
-  mha_attention rules;
+  mha_rules rules;
+  mha_results results;
   mha_forward_args args;
 } layer_call;
 
@@ -38,7 +39,7 @@ static bool read_form(conf_case *c, layer_call *call) {
 }
 
 static bool take_matrix(conf_case *c, const char *name, int64_t in, int64_t out,
-                        const float **matrix) {
+                        const void **matrix) {
   const conf_array *array;
   if (!conf_floats_input(c, name, &array))
     return false;
@@ -77,7 +78,8 @@ static bool take_inputs(conf_case *c, layer_call *call) {
   args->batch = s->B;
   args->query_length = s->Lq;
   args->key_length = s->Lk;
-  args->attention = &call->rules;
+  args->rules = &call->rules;
+  args->results = &call->results;
   return take_rows(c, "query", s->B, s->Lq, config->query_width, &args->query) &&
          take_rows(c, "key", s->B, s->Lk, config->key_width, &args->key) &&
          take_rows(c, "value", s->B, s->Lk, config->value_width, &args->value) &&
@@ -92,12 +94,12 @@ static bool run(conf_case *c, mha_context *context, const mha_weights *weights, 
   const int64_t n = s->B * s->Lq * call->config.output_width;
   mha_error error;
   call->args.output = conf_floats(c, n);
-  call->rules.weights = want_weights ? conf_floats(c, n_weights) : NULL;
-  if (!call->args.output || (want_weights && !call->rules.weights))
+  call->results.weights = want_weights ? conf_floats(c, n_weights) : NULL;
+  if (!call->args.output || (want_weights && !call->results.weights))
     return false;
   return conf_expect(c, mha_forward(context, weights, &call->args, &error), &error) &&
          conf_compare(c, "Y", call->args.output, n) &&
-         (!want_weights || conf_compare(c, "attn_weights", call->rules.weights, n_weights));
+         (!want_weights || conf_compare(c, "attn_weights", call->results.weights, n_weights));
 }
 
 bool conf_translate_projection(conf_case *c, mha_context *context) {
@@ -108,6 +110,7 @@ bool conf_translate_projection(conf_case *c, mha_context *context) {
   MHA_INIT(&call.config);
   MHA_INIT(&call.matrices);
   MHA_INIT(&call.rules);
+  MHA_INIT(&call.results);
   MHA_INIT(&call.args);
   if (!read_form(c, &call) || !take_matrices(c, &call) || !take_inputs(c, &call) ||
       !conf_all_taken(c) ||

@@ -14,8 +14,8 @@ bool fuzz_accepted;
 
 enum { MOST_ELEMENTS = 1 << 16, LENGTH_BYTES = 8 };
 
-static void convert(const mha_file_tensor *tensor) {
-  if (tensor->element == MHA_FILE_OTHER || tensor->n_elements > MOST_ELEMENTS)
+static void convert(const mha_raw_tensor *tensor) {
+  if (tensor->element == MHA_RAW_OTHER || tensor->n_elements > MOST_ELEMENTS)
     return;
   const size_t bytes = (size_t)tensor->n_elements * sizeof(float);
   float *numbers = malloc(bytes + (bytes == 0));
@@ -26,13 +26,13 @@ static void convert(const mha_file_tensor *tensor) {
   free(numbers);
 }
 
-static void use_tensor(const mha_file_tensor *tensor, const uint8_t *data, size_t size) {
+static void use_tensor(const mha_raw_tensor *tensor, const uint8_t *data, size_t size) {
   char shape[32]; /* some are longer */
   volatile unsigned sum = 0;
   int64_t n = 1;
   bool empty = false;
   FUZZ_CHECK(!mha_name_fault(tensor->name));
-  FUZZ_CHECK(tensor->rank >= 0 && tensor->rank <= MHA_TENSOR_MAX_RANK);
+  FUZZ_CHECK(tensor->rank >= 0 && tensor->rank <= MHA_MAX_RANK);
   FUZZ_CHECK(tensor->data >= data && tensor->bytes <= size &&
              (size_t)(tensor->data - data) <= size - tensor->bytes);
   for (int axis = 0; axis < tensor->rank; axis++)
@@ -49,21 +49,21 @@ static void use_tensor(const mha_file_tensor *tensor, const uint8_t *data, size_
 
 /* An mha_layer_visitor. */
 static void use_layer(void *user, const mha_layer_names *layer) {
-  const mha_file_tensors *tensors = user;
+  const mha_raw_tensors *tensors = user;
   char missing[64];
-  const mha_file_tensor *unsupported = mha_names_unsupported(tensors, layer);
+  const mha_raw_tensor *unsupported = mha_names_unsupported(tensors, layer);
   FUZZ_CHECK(!unsupported ||
              (unsupported >= tensors->items && unsupported < tensors->items + tensors->n));
   FUZZ_CHECK(strlen(mha_names_missing(layer, missing, sizeof missing)) < sizeof missing);
   for (int part = 0; part < MHA_N_PARTS; part++) {
-    const mha_file_tensor *tensor = layer->parts[part];
+    const mha_raw_tensor *tensor = layer->parts[part];
     FUZZ_CHECK(!tensor || strncmp(tensor->name, layer->prefix, (size_t)layer->prefix_bytes) == 0);
   }
 }
 
 static void use_names(const mha_safetensors *parsed) {
   static const char *const prefixes[] = {NULL, "", "a.", "\xff"};
-  mha_file_tensors tensors = {.n = parsed->n, .items = parsed->items};
+  mha_raw_tensors tensors = {.n = parsed->n, .items = parsed->items};
   const int64_t n_layers = mha_names_visit(&tensors, use_layer, &tensors);
   FUZZ_CHECK(n_layers >= 0 && mha_names_visit(&tensors, NULL, NULL) == n_layers);
   for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {

@@ -181,7 +181,8 @@ static void finish(attend_trial *t, bool hostile) {
   args.output_row_stride = t->output.row_stride;
   args.output_head_stride = t->output.head_stride;
   for (int run = 0; run < 2; run++) {
-    args.attention = t->rules.given[run];
+    args.rules = t->rules.given[run];
+    args.results = t->rules.wanted[run];
     t->given[run] = run == 1 && hostile ? t->given[0]
                                         : fuzz_trial_struct(&t->trial, &args, sizeof args, hostile);
   }

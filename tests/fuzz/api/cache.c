@@ -18,7 +18,7 @@ static int64_t greater(int64_t a, int64_t b) {
 /* ---- what a cache must hold ---- */
 
 static size_t row_bytes(const mha_tensor *t) {
-  return (size_t)(t->heads * t->size) * sizeof *t->data;
+  return (size_t)(t->heads * t->size) * sizeof(float);
 }
 
 static size_t all_bytes(const mha_tensor *t) {
@@ -61,7 +61,7 @@ static void check_rows(const fuzz_cache *c, const mha_tensor *now, const float *
     for (int64_t i = 0; i < now->length; i++) {
       const int64_t at = (e * now->length + i) * width;
       if (!c->touched[e][i])
-        FUZZ_CHECK(memcmp(now->data + at, before + at, row_bytes(now)) == 0);
+        FUZZ_CHECK(memcmp((const float *)now->data + at, before + at, row_bytes(now)) == 0);
     }
 }
 

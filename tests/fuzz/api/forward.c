@@ -512,7 +512,8 @@ static void finish(forward_trial *t) {
     return;
   for (int run = 0; run < 2; run++) {
     mha_forward_args a = t->args;
-    a.attention = t->rules.given[run];
+    a.rules = t->rules.given[run];
+    a.results = t->rules.wanted[run];
     if (t->cache && run == 1 && !t->no_twin)
       a.cache = t->cache->twin;
     t->given[run] = fuzz_trial_struct(&t->trial, &a, sizeof a, false);

@@ -123,7 +123,8 @@ static void choose_matrices(layer_trial *t, const mha_config *c, const bool abse
   m->ownership = (int32_t)fuzz_read(r, MHA_COPY, MHA_BORROW);
   fuzz_pool *pool = m->ownership == MHA_BORROW ? &t->lasting : &t->trial.pool;
   const struct {
-    const float **matrix, **bias;
+    const void **matrix;
+    const float **bias;
     int64_t *ld;
     int64_t in, out;
   } entries[] = {{&m->query, &m->query_bias, &m->query_ld, c->query_width, q},

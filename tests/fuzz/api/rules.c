@@ -35,7 +35,7 @@ static void choose_lengths(fuzz_trial *t, fuzz_rules *r) {
 
 static void choose_alignment(fuzz_trial *t, fuzz_rules *r) {
   fuzz_reader *reader = t->reader;
-  mha_attention *a = &r->rules;
+  mha_rules *a = &r->rules;
   a->causal = fuzz_read_one_in(reader, 2) ? (int32_t)fuzz_read(reader, -1, 2) : 0;
   a->alignment = (int32_t)fuzz_read(reader, MHA_ALIGN_TOP_LEFT, MHA_ALIGN_OFFSET);
   a->offset = fuzz_read_any(reader);
@@ -54,7 +54,7 @@ static int64_t choose_side(fuzz_reader *reader) {
 
 /* A ring needs its window or a narrower one. */
 static void choose_window(fuzz_trial *t, fuzz_rules *r) {
-  mha_attention *a = &r->rules;
+  mha_rules *a = &r->rules;
   if (r->to.window > 0) {
     a->flags |= MHA_WINDOW;
     a->window_left = fuzz_read(t->reader, 0, r->to.window - 1);
@@ -102,8 +102,8 @@ static void choose_mask(fuzz_trial *t, fuzz_rules *r) {
   const int64_t step = fuzz_read(t->reader, 1, 7);
   for (int64_t k = 0; k < n; k++)
     data[k] = (uint8_t)(k % step * 3);
-  const mha_mask mask = {data,      e.batch,        e.heads,       e.rows,
-                         e.columns, e.batch_stride, e.head_stride, e.row_stride};
+  const mha_mask mask = {data,           e.batch,       e.heads,      e.rows, e.columns,
+                         e.batch_stride, e.head_stride, e.row_stride, 0,      0};
   *m = mask;
 }
 
@@ -113,8 +113,8 @@ static void choose_bias(fuzz_trial *t, fuzz_rules *r) {
   const extents e = choose_extents(t, &r->to, &n);
   float *data = fuzz_pool_floats(&t->pool, n);
   fuzz_read_floats(t->reader, data, n);
-  const mha_bias bias = {data,      e.batch,        e.heads,       e.rows,
-                         e.columns, e.batch_stride, e.head_stride, e.row_stride};
+  const mha_bias bias = {data,           e.batch,       e.heads,      e.rows,  e.columns,
+                         e.batch_stride, e.head_stride, e.row_stride, MHA_F32, 0};
   *a = bias;
 }
 
@@ -122,7 +122,7 @@ static void choose_bias(fuzz_trial *t, fuzz_rules *r) {
 
 static void choose_scores(fuzz_trial *t, fuzz_rules *r) {
   fuzz_reader *reader = t->reader;
-  mha_attention *a = &r->rules;
+  mha_rules *a = &r->rules;
   if (fuzz_read_one_in(reader, 4)) {
     a->flags |= MHA_SCALE;
     a->scale = fuzz_read_finite(reader);
@@ -163,7 +163,7 @@ static void choose_results(fuzz_trial *t, fuzz_rules *r) {
   const fuzz_rules_for *to = &r->to;
   const int64_t rows = (to->packed ? 1 : to->B) * to->Lq;
   r->asks = 1 + (int)fuzz_read(reader, 0, 2);
-  r->rules.weights_stage = (int32_t)fuzz_read(reader, MHA_STAGE_WEIGHTS, MHA_STAGE_FINAL);
+  r->results.stage = (int32_t)fuzz_read(reader, MHA_STAGE_WEIGHTS, MHA_STAGE_FINAL);
   if (!to->packed && fuzz_read_one_in(reader, 2))
     r->weights = choose_result(t, rows * to->H * to->Lk, r->asks);
   if (!to->packed && fuzz_read_one_in(reader, 3))
@@ -178,6 +178,7 @@ void fuzz_choose_rules(fuzz_trial *trial, fuzz_rules *rules, const fuzz_rules_fo
   rules->exist =
       to->packed || to->window > 0 || fuzz_read_one_in(trial->reader, 2) || trial->hostile;
   MHA_INIT(&rules->rules);
+  MHA_INIT(&rules->results);
   if (!rules->exist)
     return;
   choose_lengths(trial, rules);
@@ -195,7 +196,7 @@ static int64_t out_of(fuzz_reader *reader, int64_t highest) {
 }
 
 static void spoil_numbers(fuzz_reader *reader, fuzz_rules *r) {
-  mha_attention *a = &r->rules;
+  mha_rules *a = &r->rules;
   switch (fuzz_read(reader, 0, 5)) {
   case 0:
     a->flags |= UINT32_C(8) << fuzz_read(reader, 0, 28);
@@ -204,7 +205,7 @@ static void spoil_numbers(fuzz_reader *reader, fuzz_rules *r) {
     a->alignment = fuzz_read_no_enumerator(reader, MHA_ALIGN_TOP_LEFT, MHA_ALIGN_OFFSET);
     break;
   case 2:
-    a->weights_stage = fuzz_read_no_enumerator(reader, MHA_STAGE_WEIGHTS, MHA_STAGE_FINAL);
+    r->results.stage = fuzz_read_no_enumerator(reader, MHA_STAGE_WEIGHTS, MHA_STAGE_FINAL);
     break;
   case 3:
     a->flags |= MHA_SCALE;
@@ -332,7 +333,7 @@ static bool spoil_ring(fuzz_reader *reader, fuzz_rules *r) {
 void fuzz_spoil_rules(fuzz_trial *trial, fuzz_rules *rules) {
   const fuzz_rules_for *to = &rules->to;
   bool certain = true;
-  switch (fuzz_read(trial->reader, 0, 9)) {
+  switch (fuzz_read(trial->reader, 0, 10)) {
   case 0:
   case 1:
     spoil_numbers(trial->reader, rules);
@@ -358,25 +359,33 @@ void fuzz_spoil_rules(fuzz_trial *trial, fuzz_rules *rules) {
   case 8:
     certain = spoil_ring(trial->reader, rules);
     break;
-  default:
+  case 9:
     rules->given[0] = fuzz_trial_struct(trial, &rules->rules, sizeof rules->rules, true);
+    break;
+  default:
+    rules->wanted[0] = fuzz_trial_struct(trial, &rules->results, sizeof rules->results, true);
   }
   if (certain) /* results would otherwise be a second fault, of one run; of no rows, they are none
                 */
     rules->asks = FUZZ_BOTH_RUNS;
-  fuzz_trial_refuse(trial,
-                    certain && (rules->given[0] || (!to->append_only && to->B > 0 && to->Lq > 0)));
+  fuzz_trial_refuse(trial, certain && (rules->given[0] || rules->wanted[0] ||
+                                       (!to->append_only && to->B > 0 && to->Lq > 0)));
 }
 
 void fuzz_finish_rules(fuzz_trial *trial, fuzz_rules *rules) {
-  mha_attention asked = rules->rules;
+  mha_results asked = rules->results;
   asked.weights = rules->weights;
   asked.average = rules->average;
   asked.log_sum_exp = rules->log_sum_exp;
-  const bool spoiled = rules->given[0] != NULL;
+  const bool spoiled_rules = rules->given[0] != NULL;
+  const bool spoiled_results = rules->wanted[0] != NULL;
   rules->given[1] = rules->given[0];
-  for (int run = 0; run < 2 && rules->exist && !spoiled; run++) {
-    const mha_attention *a = rules->asks & (run + 1) ? &asked : &rules->rules;
-    rules->given[run] = fuzz_trial_struct(trial, a, sizeof *a, false);
+  rules->wanted[1] = rules->wanted[0];
+  for (int run = 0; run < 2 && rules->exist; run++) {
+    const mha_results *a = rules->asks & (run + 1) ? &asked : &rules->results;
+    if (!spoiled_rules)
+      rules->given[run] = fuzz_trial_struct(trial, &rules->rules, sizeof rules->rules, false);
+    if (!spoiled_results)
+      rules->wanted[run] = fuzz_trial_struct(trial, a, sizeof *a, false);
   }
 }

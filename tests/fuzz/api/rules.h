@@ -1,4 +1,5 @@
-/* Who attends to whom, and what is asked for besides the output: mha_attention for a trial. */
+/* Who attends to whom, and what is asked for besides the output: mha_rules and mha_results for a
+ * trial. */
 #ifndef MHA_TESTS_FUZZ_RULES_H
 #define MHA_TESTS_FUZZ_RULES_H
 
@@ -15,12 +16,14 @@ typedef struct fuzz_rules_for {
 
 typedef struct fuzz_rules {
   fuzz_rules_for to;
-  bool exist;                                                       /* false: NULL is given */
-  mha_attention rules;                                              /* without results */
+  bool exist; /* false: NULL is given */
+  mha_rules rules;
+  mha_results results;                                              /* without arrays */
   int64_t *query_lengths, *key_lengths, *query_starts, *key_starts; /* in them, or NULL */
   float *weights, *average, *log_sum_exp; /* results, for the runs that `asks` names */
   int asks;
-  const mha_attention *given[2]; /* what the two runs get */
+  const mha_rules *given[2]; /* what the two runs get */
+  const mha_results *wanted[2];
 } fuzz_rules;
 
 /* Chooses rules that hold, with results that only one of the runs may ask for. */

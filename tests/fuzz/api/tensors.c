@@ -99,8 +99,9 @@ void fuzz_hide_rows(fuzz_trial *trial, const mha_tensor *tensor, const int64_t *
     for (int64_t i = counts[b]; i < t.length; i++)
       for (int64_t h = 0; h < t.heads; h++)
         fuzz_pool_hide(&trial->pool,
-                       t.data + b * t.batch_stride + i * t.row_stride + h * t.head_stride,
-                       (size_t)t.size * sizeof *t.data);
+                       (const float *)t.data + b * t.batch_stride + i * t.row_stride +
+                           h * t.head_stride,
+                       (size_t)t.size * sizeof(float));
 }
 
 void fuzz_spoil_tensor(fuzz_trial *trial, mha_tensor *tensor) {
