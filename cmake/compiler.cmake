@@ -19,7 +19,7 @@ endfunction()
 
 # Takes back -ffast-math, -Ofast and the options that are parts of them, wherever they come from:
 # flags of the cache or of the environment, a parent project's options. They would fold away the
-# rounding inside exp and every test for NaN. src/ieee.h refuses what is not taken back here. Each
+# rounding inside exp and every test for NaN. src/base/ieee.h refuses what is not taken back here. Each
 # set is one SHELL item, since CMake leaves out an option that it has seen before, and these have to
 # come last.
 function(mha_compute_strictly target)
@@ -86,7 +86,7 @@ endfunction()
 function(mha_tune_kernels)
   if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
     set_source_files_properties(
-      ${PROJECT_SOURCE_DIR}/src/softmax.c
+      ${PROJECT_SOURCE_DIR}/src/engine/softmax.c
       PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math;-ffp-contract=fast")
   endif()
 endfunction()

@@ -1,49 +1,50 @@
 # The one list of sources. A file that is not named here is not built.
 set(MHA_SOURCES
-    src/error.c
-    src/memory.c
-    src/version.c
-    src/config.c
-    src/weights.c
-    src/context.c
-    src/arguments.c
-    src/tensor.c
-    src/project.c
-    src/prepare.c
-    src/norm.c
-    src/rope.c
-    src/forward.c
-    src/forward_call.c
-    src/attend.c
-    src/merge.c
-    src/rules.c
-    src/reserve.c
-    src/workspace.c
-    src/attention.c
-    src/block.c
-    src/rows.c
-    src/poison.c
-    src/parts.c
-    src/core.c
-    src/cache.c
-    src/cache_rows.c
-    src/recompute.c
-    src/observe.c
-    src/tiles.c
-    src/visibility.c
-    src/softmax.c
-    src/trace.c
-    src/engine.c
-    src/products.c
-    src/numbers.c
-    src/blas.c
-    src/blas_threads.c
-    src/parallel.c
-    src/pool.c
-    src/gate.c
-    src/fork.c
-    src/openmp.c
-    src/cpus.c
+    src/base/error.c
+    src/base/memory.c
+    src/api/version.c
+    src/layer/config.c
+    src/layer/weights.c
+    src/runtime/context.c
+    src/base/arguments.c
+    src/base/tensor.c
+    src/layer/project.c
+    src/layer/prepare.c
+    src/layer/norm.c
+    src/layer/rope.c
+    src/layer/forward.c
+    src/api/forward_call.c
+    src/api/cache_args.c
+    src/api/attend.c
+    src/attention/merge.c
+    src/api/rules.c
+    src/api/reserve.c
+    src/layer/workspace.c
+    src/attention/attention.c
+    src/attention/block.c
+    src/attention/rows.c
+    src/attention/poison.c
+    src/attention/parts.c
+    src/attention/core.c
+    src/cache/cache.c
+    src/cache/cache_rows.c
+    src/attention/recompute.c
+    src/attention/observe.c
+    src/attention/tiles.c
+    src/attention/visibility.c
+    src/engine/softmax.c
+    src/runtime/trace.c
+    src/engine/engine.c
+    src/engine/products.c
+    src/engine/numbers.c
+    src/engine/blas.c
+    src/engine/blas_threads.c
+    src/runtime/parallel.c
+    src/runtime/pool.c
+    src/runtime/gate.c
+    src/runtime/fork.c
+    src/runtime/openmp.c
+    src/runtime/cpus.c
     src/files/path.c
     src/files/text.c
     src/files/kind.c
@@ -60,8 +61,8 @@ set(MHA_SOURCES
 
 # What the command needs of src/ beside the public functions.
 set(MHA_READER_SOURCES
-    src/error.c
-    src/memory.c
+    src/base/error.c
+    src/base/memory.c
     src/files/path.c
     src/files/text.c
     src/files/kind.c

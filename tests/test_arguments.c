@@ -2,8 +2,8 @@
  * products overflow, strides that do not count, arrays by address. */
 #include "fixture.h"
 
-#include "arguments.h"
-#include "memory.h"
+#include "base/arguments.h"
+#include "base/memory.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,10 +4,10 @@
 #define _GNU_SOURCE 1 /* RTLD_DEFAULT */
 #include "support.h"
 
-#include "arithmetic.h"
-#include "blas.h"
-#include "blas_threads.h"
-#include "products.h"
+#include "base/arithmetic.h"
+#include "engine/blas.h"
+#include "engine/blas_threads.h"
+#include "engine/products.h"
 
 #include <dlfcn.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* Names of statuses, messages, and a caller that wants no message. */
 #include "support.h"
 
-#include "error.h"
+#include "base/error.h"
 
 #include <string.h>
 

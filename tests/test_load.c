@@ -5,7 +5,7 @@
 #include "support.h"
 
 #include "files/npy.h"
-#include "weights.h"
+#include "layer/weights.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Checked arithmetic at its borders, and the layout of arenas. */
 #include "support.h"
 
-#include "memory.h"
+#include "base/memory.h"
 
 static void products_stop_at_the_border(void **state) {
   (void)state;

@@ -4,7 +4,7 @@
 
 #include "support.h"
 
-#include "weights.h"
+#include "layer/weights.h"
 
 #include <dirent.h>
 #include <stdio.h>

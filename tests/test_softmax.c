@@ -2,7 +2,7 @@
  * sums over lengths around every vector width, what they do with NaN and infinities. */
 #include "support.h"
 
-#include "softmax.h"
+#include "engine/softmax.h"
 
 #include <float.h>
 #include <math.h>

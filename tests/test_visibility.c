@@ -1,8 +1,8 @@
 /* The predicate's key ranges against its definition, key by key. */
 #include "support.h"
 
-#include "rules.h"
-#include "tiles.h"
+#include "api/rules.h"
+#include "attention/tiles.h"
 
 #include <stdlib.h>
 

@@ -8,9 +8,9 @@
 #include "svg.h"
 #include "view.h"
 
-#include "../error.h"
-#include "../files/npy.h"
-#include "../files/text.h"
+#include "base/error.h"
+#include "files/npy.h"
+#include "files/text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #include "commands.h"
 #include "terminal.h"
 
-#include "../files/text.h"
+#include "files/text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Owns the cutting of a text into labels. */
 #include "labels.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

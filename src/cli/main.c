@@ -3,7 +3,7 @@
 #include "signals.h"
 #include "terminal.h"
 
-#include "../error.h"
+#include "base/error.h"
 
 #include <string.h>
 

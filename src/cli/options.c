@@ -1,8 +1,8 @@
 /* Owns the command line's syntax: which options there are, what their values look like. */
 #include "options.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -3,8 +3,8 @@
 
 #include "results.h"
 
-#include "../error.h"
-#include "../files/output.h"
+#include "base/error.h"
+#include "files/output.h"
 
 #include <unistd.h>
 

@@ -8,11 +8,11 @@
 #include "svg.h"
 #include "view.h"
 
-#include "../error.h"
-#include "../files/npy.h"
-#include "../files/path.h"
-#include "../files/text.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "files/npy.h"
+#include "files/path.h"
+#include "files/text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef MHA_SRC_CLI_SIGNALS_H
 #define MHA_SRC_CLI_SIGNALS_H
 
-#include "../files/output.h"
+#include "files/output.h"
 
 /* From now on SIGHUP, SIGINT, SIGQUIT, SIGTERM and SIGXCPU, unless they are ignored, first remove
  * the temporary files of what is watched; then the command ends by them as it would. SIGXFSZ is

@@ -1,8 +1,8 @@
 /* Owns `mha run --steps`: how one call is cut into calls of one token. */
 #include "steps.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,8 +4,8 @@
 
 #include "terminal.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 
 #include <float.h>
 #include <inttypes.h>

@@ -4,7 +4,7 @@
 
 #include "labels.h"
 
-#include "../files/output.h"
+#include "files/output.h"
 
 /* Most queries and most keys of one map, and most cells of one picture. */
 enum { MHA_SVG_MAX_SIDE = 512, MHA_SVG_MAX_CELLS = 2 * 1024 * 1024 };

@@ -1,7 +1,7 @@
 /* Owns the printing of text that is not the command's own. */
 #include "terminal.h"
 
-#include "../files/text.h"
+#include "files/text.h"
 
 #include <stdbool.h>
 #include <string.h>

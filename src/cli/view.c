@@ -1,8 +1,8 @@
 /* Owns the algebra of strided views: split, swap and merge dimensions without touching a number. */
 #include "view.h"
 
-#include "../files/npy.h"
-#include "../files/text.h"
+#include "files/npy.h"
+#include "files/text.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* Owns mha_file: what a path or bytes in memory hold, found out once. */
 #include "file.h"
 
-#include "../arguments.h"
-#include "../error.h"
-#include "../memory.h"
+#include "base/arguments.h"
+#include "base/error.h"
+#include "base/memory.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* Owns mha_weights_load: from files to a layer. Numbers that can be used where they lie are
  * borrowed from the files; all others are converted once, into one block of memory that the layer
  * gives back at its end. */
-#include "../arguments.h"
-#include "../error.h"
-#include "../memory.h"
+#include "base/arguments.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "file.h"
 #include "path.h"
 #include "sizes.h"

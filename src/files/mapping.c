@@ -4,8 +4,8 @@
 
 #include "mapping.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "path.h"
 
 #include <errno.h>

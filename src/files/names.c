@@ -5,7 +5,7 @@
  * nothing is guessed from shapes. */
 #include "names.h"
 
-#include "../error.h"
+#include "base/error.h"
 #include "path.h"
 #include "text.h"
 

@@ -11,8 +11,8 @@
 #include "mapping.h"
 #include "path.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "text.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 
 #include "output.h"
 
-#include "../error.h"
+#include "base/error.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 
 #include "path.h"
 
-#include "../error.h"
+#include "base/error.h"
 
 #include <stdio.h>
 #include <string.h>

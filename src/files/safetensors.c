@@ -6,8 +6,8 @@
  * the numbers. */
 #include "safetensors.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "output.h"
 #include "text.h"
 

@@ -1,8 +1,8 @@
 /* Owns mha_weights_save: from a layer to a safetensors file. */
-#include "../arguments.h"
-#include "../error.h"
-#include "../memory.h"
-#include "../weights.h"
+#include "base/arguments.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "layer/weights.h"
 #include "names.h"
 #include "safetensors.h"
 

@@ -1,9 +1,9 @@
 /* Owns which shape each part of a layer has, and what its shapes tell of the sizes. */
 #include "sizes.h"
 
-#include "../arguments.h"
-#include "../config.h"
-#include "../error.h"
+#include "base/arguments.h"
+#include "base/error.h"
+#include "layer/config.h"
 #include "path.h"
 #include "text.h"
 

@@ -5,8 +5,8 @@
 
 #include "tensors.h"
 
-#include "../error.h"
-#include "../memory.h"
+#include "base/error.h"
+#include "base/memory.h"
 #include "kind.h"
 #include "mapping.h"
 #include "npy.h"

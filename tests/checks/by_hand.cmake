@@ -3,7 +3,8 @@ include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
-file(GLOB sources ${SOURCE}/src/*.c ${SOURCE}/src/files/*.c)
+file(GLOB sources ${SOURCE}/src/*/*.c)
+list(FILTER sources EXCLUDE REGEX "/src/cli/")
 run(ignored ${C_COMPILER} -std=c11 -O1 -pthread -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
     ${BLAS_OPTIONS} -I${BLAS_INCLUDE_DIR} -I${JANSSON_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so
     ${BLAS_LIBRARIES} ${JANSSON_LIBRARY} -lm)

@@ -55,7 +55,7 @@ typedef pthread_barrier_t cblas_barrier;
 forget(${WORK}/build)
 run(text ${configure} "-DMHA_BLAS_LIBRARIES=${BLAS_LIBRARIES}"
     -DMHA_BLAS_INCLUDE_DIR=${WORK}/posix -DCMAKE_EXPORT_COMPILE_COMMANDS=ON)
-file(STRINGS ${WORK}/build/compile_commands.json lines REGEX "\"command\".*src/blas\\.c")
+file(STRINGS ${WORK}/build/compile_commands.json lines REGEX "\"command\".*src/engine/blas\\.c")
 if(NOT lines MATCHES "-D_POSIX_C_SOURCE")
   fail("blas.c is compiled without POSIX:\n${lines}")
 endif()

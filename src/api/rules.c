@@ -1,0 +1,409 @@
+/* Owns the reading of the rules: every member of them is looked at here alone, checked against the
+ * call's sizes, and becomes what step 3 works with. What the rules mean is visibility.c's. */
+#include "rules.h"
+
+#include "base/error.h"
+
+#include <math.h>
+
+mha_status mha_rules_read(mha_asked *asked, const mha_rules *rules, const mha_results *results,
+                          mha_error *error) {
+  mha_status status = MHA_OK;
+  MHA_INIT(&asked->rules);
+  MHA_INIT(&asked->results);
+  if (rules)
+    status =
+        mha_read_struct(&asked->rules, sizeof asked->rules, MHA_FIRST_RULES, rules, "rules", error);
+  if (!status && results)
+    status = mha_read_struct(&asked->results, sizeof asked->results, MHA_FIRST_RESULTS, results,
+                             "results", error);
+  if (!status)
+    status = mha_require_reserved(asked->rules.reserved, "rules.reserved", error);
+  if (!status)
+    status = mha_require_reserved(asked->results.reserved, "results.reserved", error);
+  return status;
+}
+
+bool mha_rules_are_packed(const mha_asked *asked) {
+  return asked->rules.query_starts != NULL;
+}
+
+/* ---- lengths ---- */
+
+static mha_status check_lengths(const int64_t *lengths, int64_t n, int64_t highest,
+                                const char *name, mha_error *error) {
+  for (int64_t b = 0; lengths && b < n; b++)
+    if (lengths[b] < 0 || lengths[b] > highest)
+      return mha_fail(error, MHA_ERROR_LENGTH, "%s[%lld] is %lld; rule: between 0 and %lld", name,
+                      (long long)b, (long long)lengths[b], (long long)highest);
+  return MHA_OK;
+}
+
+static mha_status check_starts(const int64_t *starts, int64_t n, int64_t rows, const char *name,
+                               mha_error *error) {
+  if (!starts)
+    return mha_fail(error, MHA_ERROR_NULL,
+                    "%s is NULL; rule: packed input gives offsets for queries and keys", name);
+  if (n == INT64_MAX)
+    return mha_fail(error, MHA_ERROR_OVERFLOW, "%s ends %lld sequences; rule: fewer", name,
+                    (long long)n);
+  if (starts[0] != 0)
+    return mha_fail(error, MHA_ERROR_LENGTH, "%s[0] is %lld; rule: offsets start at 0", name,
+                    (long long)starts[0]);
+  for (int64_t b = 1; b <= n; b++)
+    if (starts[b] < starts[b - 1])
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%s[%lld] is %lld after %lld; rule: offsets do not decrease", name,
+                      (long long)b, (long long)starts[b], (long long)starts[b - 1]);
+  if (starts[n] > rows)
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "%s ends at %lld; rule: within the %lld rows that are given", name,
+                    (long long)starts[n], (long long)rows);
+  return MHA_OK;
+}
+
+/* A rule that does not go together with another. */
+typedef struct exclusion {
+  const void *pointer;
+  const char *name;
+} exclusion;
+
+static mha_status refuse(const exclusion *excluded, size_t n, const char *reason,
+                         mha_error *error) {
+  for (size_t k = 0; k < n; k++)
+    if (excluded[k].pointer)
+      return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s is given together with %s",
+                      excluded[k].name, reason);
+  return MHA_OK;
+}
+
+static mha_status refuse_with_packed(const mha_asked *asked, mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  const mha_results *results = &asked->results;
+  const exclusion excluded[] = {
+      {rules->query_lengths, "rules.query_lengths"}, {rules->key_lengths, "rules.key_lengths"},
+      {rules->attend.data, "rules.attend"},          {rules->bias.data, "rules.bias"},
+      {results->weights, "results.weights"},         {results->average, "results.average"}};
+  return refuse(excluded, sizeof excluded / sizeof *excluded,
+                "rules.query_starts; rule: not with packed input", error);
+}
+
+/* Lengths and packed input do not go together with a cache. */
+static mha_status refuse_with_cache(const mha_rules *rules, mha_error *error) {
+  const exclusion excluded[] = {{rules->query_starts, "rules.query_starts"},
+                                {rules->key_starts, "rules.key_starts"},
+                                {rules->query_lengths, "rules.query_lengths"},
+                                {rules->key_lengths, "rules.key_lengths"}};
+  return refuse(excluded, sizeof excluded / sizeof *excluded,
+                "args.cache; rule: the cache knows its lengths, args.new_lengths those of the call",
+                error);
+}
+
+static mha_status init_packed(mha_visibility *v, const mha_asked *asked, bool key_is_query,
+                              mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  v->query_starts = rules->query_starts;
+  v->key_starts = rules->key_starts;
+  if (!v->key_starts && key_is_query)
+    v->key_starts = v->query_starts;
+  mha_status status = refuse_with_packed(asked, error);
+  if (!status)
+    status = check_starts(v->query_starts, v->B, v->Lq, "rules.query_starts", error);
+  if (!status)
+    status = check_starts(v->key_starts, v->B, v->Lk, "rules.key_starts", error);
+  return status;
+}
+
+/* ---- arrays ---- */
+
+static mha_status check_extent(int64_t given, int64_t full, const char *array, const char *member,
+                               mha_error *error) {
+  if (given == full || given == 1)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_SIZE, "%s.%s is %lld; rule: 1 or %lld", array, member,
+                  (long long)given, (long long)full);
+}
+
+/* The common shape of mha_mask and mha_bias. */
+typedef struct extents {
+  int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
+} extents;
+
+/* What a stride stands for: 0 for the dense one; and where nobody steps by it, it need not be one,
+ * but where it could be, the next one follows from it. */
+static int64_t choose_stride(int64_t given, int64_t extent, int64_t dense) {
+  const bool counts = extent > 1 ? given != 0 : given >= dense && given <= INT32_MAX;
+  return counts ? given : dense;
+}
+
+/* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
+static mha_status resolve_broadcast(const mha_visibility *v, extents e, const char *name,
+                                    mha_broadcast *out, mha_error *error) {
+  mha_status status = check_extent(e.batch, v->B, name, "batch", error);
+  if (!status)
+    status = check_extent(e.heads, v->H, name, "heads", error);
+  if (!status)
+    status = check_extent(e.rows, v->Lq, name, "rows", error);
+  if (status)
+    return status;
+  if (e.columns != v->Lk)
+    return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
+                    (long long)e.columns, (long long)v->Lk);
+  if ((e.row_stride < 0 && e.rows > 1) || (e.head_stride < 0 && e.heads > 1) ||
+      (e.batch_stride < 0 && e.batch > 1))
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",
+                    name, (long long)e.batch_stride, (long long)e.head_stride,
+                    (long long)e.row_stride);
+  const int64_t row = choose_stride(e.row_stride, e.rows, e.columns);
+  int64_t head = 0;
+  int64_t batch = 0;
+  bool fits = mha_multiply(e.rows, row, &head) || (e.heads > 1 && e.head_stride != 0);
+  head = choose_stride(e.head_stride, e.heads, head);
+  fits = fits && (mha_multiply(e.heads, head, &batch) || (e.batch > 1 && e.batch_stride != 0));
+  batch = choose_stride(e.batch_stride, e.batch, batch);
+  if (!fits)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld heads of %lld rows of %lld; rule: the product must not overflow",
+                    name, (long long)e.heads, (long long)e.rows, (long long)row);
+  out->row_stride = e.rows > 1 ? row : 0;
+  out->head_stride = e.heads > 1 ? head : 0;
+  out->batch_stride = e.batch > 1 ? batch : 0;
+  return MHA_OK;
+}
+
+static mha_status check_elements(const mha_mask *mask, const mha_bias *bias, mha_error *error) {
+  if (mask->element != 0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "rules.attend.element is %d; rule: 0, bytes",
+                    (int)mask->element);
+  mha_status status = mha_require_element(bias->element, "rules.bias", ".element", error);
+  if (!status)
+    status = mha_require_reserved(mask->reserved, "rules.attend.reserved", error);
+  return status ? status : mha_require_reserved(bias->reserved, "rules.bias.reserved", error);
+}
+
+static mha_status init_arrays(mha_visibility *v, const mha_rules *rules, mha_error *error) {
+  const mha_mask *m = &rules->attend;
+  const mha_bias *a = &rules->bias;
+  const extents mask = {m->batch,        m->heads,       m->rows,      m->columns,
+                        m->batch_stride, m->head_stride, m->row_stride};
+  const extents bias = {a->batch,        a->heads,       a->rows,      a->columns,
+                        a->batch_stride, a->head_stride, a->row_stride};
+  v->attend = m->data;
+  v->bias = a->data;
+  mha_status status = check_elements(m, a, error);
+  if (!status && v->attend)
+    status = resolve_broadcast(v, mask, "rules.attend", &v->attend_strides, error);
+  if (!status && v->bias)
+    status = resolve_broadcast(v, bias, "rules.bias", &v->bias_strides, error);
+  v->alibi_slopes = rules->alibi_slopes;
+  for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
+    status = mha_require_finite(v->alibi_slopes[h], "rules.alibi_slopes", error);
+  return status;
+}
+
+/* ---- alignment and window ---- */
+
+static mha_status init_alignment(mha_visibility *v, const mha_rules *rules, mha_error *error) {
+  if (rules->alignment < MHA_ALIGN_TOP_LEFT || rules->alignment > MHA_ALIGN_OFFSET)
+    return mha_fail(error, MHA_ERROR_VALUE, "rules.alignment is %d; rule: a value of mha_alignment",
+                    (int)rules->alignment);
+  v->causal = rules->causal != 0;
+  v->alignment = rules->alignment;
+  v->offset = rules->offset;
+  v->offsets = rules->offsets;
+  v->left = v->right = -1;
+  if (rules->flags & MHA_WINDOW) {
+    if (rules->window_left < -1 || rules->window_right < -1)
+      return mha_fail(error, MHA_ERROR_VALUE,
+                      "rules.window_left and window_right are %lld and %lld; rule: at least -1",
+                      (long long)rules->window_left, (long long)rules->window_right);
+    v->left = rules->window_left;
+    v->right = rules->window_right;
+  }
+  return MHA_OK;
+}
+
+/* The first query of an entry that sees a key sees the oldest. */
+static int64_t first_seeing_query(const mha_visibility *v, int64_t b) {
+  int64_t i = 0;
+  while (i < mha_query_count(v, b) && mha_range_is_empty(mha_visible_keys(v, b, i)))
+    i++;
+  return i;
+}
+
+/* A ring keeps what its own window needs. A call with a wider one, or none, would do until the
+ * first needed key is dropped: it is refused while the ring still holds all. */
+static mha_status check_ring_window(const mha_visibility *v, mha_error *error) {
+  if (!v->cached->ring || v->Lq == 0 || (v->left >= 0 && v->left < v->cached->window))
+    return MHA_OK;
+  return mha_fail(
+      error, MHA_ERROR_VALUE,
+      "window_left is %lld%s over a cache that is a ring; rule: between 0 and %lld, the "
+      "ring's window - 1",
+      (long long)v->left, v->left < 0 ? " (open)" : "", (long long)(v->cached->window - 1));
+}
+
+/* Where a call only attends, its alignment may still put a query beside keys of long ago. */
+static mha_status check_present(const mha_visibility *v, mha_error *error) {
+  for (int64_t b = 0; v->cached->ring && b < v->B; b++) {
+    const int64_t i = first_seeing_query(v, b);
+    const mha_range seen = mha_visible_keys(v, b, i);
+    if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "query %lld of batch entry %lld sees key %lld, but the ring has dropped the "
+                      "keys below %lld; rule: only keys that it still holds",
+                      (long long)i, (long long)b, (long long)seen.begin,
+                      (long long)mha_present_keys(v, b).begin);
+  }
+  return MHA_OK;
+}
+
+static mha_status init_visibility(mha_visibility *v, const mha_asked *asked, bool key_is_query,
+                                  mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  mha_status status = init_alignment(v, rules, error);
+  if (!status && v->cached) {
+    status = refuse_with_cache(rules, error);
+    if (!status)
+      status = check_ring_window(v, error);
+    if (!status)
+      status = check_present(v, error);
+  } else if (!status && (rules->query_starts || rules->key_starts)) {
+    status = init_packed(v, asked, key_is_query, error);
+  } else if (!status) {
+    v->query_lengths = rules->query_lengths;
+    v->key_lengths = rules->key_lengths;
+    status = check_lengths(v->query_lengths, v->B, v->Lq, "rules.query_lengths", error);
+    if (!status)
+      status = check_lengths(v->key_lengths, v->B, v->Lk, "rules.key_lengths", error);
+  }
+  return status ? status : init_arrays(v, rules, error);
+}
+
+/* ---- scores ---- */
+
+static mha_status init_scores(mha_core *core, const mha_rules *rules,
+                              const mha_core_defaults *defaults, mha_error *error) {
+  const bool own_softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f;
+  core->scale = rules->flags & MHA_SCALE ? rules->scale : defaults->scale;
+  core->softcap = own_softcap ? rules->softcap : defaults->softcap;
+  core->sinks = rules->sinks ? rules->sinks : defaults->sinks;
+  mha_status status =
+      mha_require_flags(rules->flags, MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW, "rules.flags", error);
+  if (!status)
+    status = mha_require_finite(core->scale, "rules.scale", error);
+  if (!status)
+    status = mha_require_finite(core->softcap, "rules.softcap", error);
+  if (!status && core->softcap < 0.0f)
+    return mha_fail(error, MHA_ERROR_VALUE, "rules.softcap is %g; rule: at least 0",
+                    (double)core->softcap);
+  return status ? status
+                : mha_require_sinks(rules->sinks, core->visibility.H, "rules.sinks", error);
+}
+
+/* ---- results ---- */
+
+static mha_status init_results(mha_core *core, const mha_results *results,
+                               mha_address_ranges *ranges, mha_error *error) {
+  const mha_visibility *v = &core->visibility;
+  int64_t rows = 0;      /* B·Lq */
+  int64_t head_rows = 0; /* B·H·Lq */
+  int64_t cells = 0;     /* B·Lq·Lk */
+  int64_t head_cells = 0;
+  if (results->stage < MHA_STAGE_WEIGHTS || results->stage > MHA_STAGE_FINAL)
+    return mha_fail(error, MHA_ERROR_VALUE, "results.stage is %d; rule: a value of mha_stage",
+                    (int)results->stage);
+  if (!mha_multiply(v->query_starts ? 1 : v->B, v->Lq, &rows) ||
+      !mha_multiply(rows, v->H, &head_rows) ||
+      (results->average && !mha_multiply(rows, v->Lk, &cells)) ||
+      (results->weights && !mha_multiply(head_rows, v->Lk, &head_cells)))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld x %lld x %lld x %lld elements; rule: the product "
+                    "must not overflow",
+                    results->weights   ? "results.weights"
+                    : results->average ? "results.average"
+                                       : "the log-sum-exp",
+                    (long long)v->B, (long long)v->H, (long long)v->Lq, (long long)v->Lk);
+  core->results = *results;
+  mha_status status = mha_ranges_add(ranges, "results.weights", results->weights, head_cells,
+                                     sizeof(float), true, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "results.average", results->average, cells, sizeof(float), true,
+                            error);
+  if (!status)
+    status = mha_ranges_add(ranges, "results.log_sum_exp", results->log_sum_exp, head_rows,
+                            sizeof(float), true, error);
+  return status;
+}
+
+/* ---- addresses ---- */
+
+/* Elements of a broadcast array from its first to behind its last; -1 if that overflows. */
+static int64_t broadcast_extent(const mha_visibility *v, const mha_broadcast *strides) {
+  int64_t batches = 0;
+  int64_t heads = 0;
+  int64_t rows = 0;
+  int64_t sum = 0;
+  if (v->B == 0 || v->Lq == 0)
+    return 0;
+  const bool fits = mha_multiply(v->B - 1, strides->batch_stride, &batches) &&
+                    mha_multiply(v->H - 1, strides->head_stride, &heads) &&
+                    mha_multiply(v->Lq - 1, strides->row_stride, &rows) &&
+                    mha_add(batches, heads, &sum) && mha_add(sum, rows, &sum) &&
+                    mha_add(sum, v->Lk, &sum);
+  return fits ? sum : -1;
+}
+
+/* The arrays that are read. */
+static mha_status add_ranges(const mha_core *core, const mha_rules *rules,
+                             mha_address_ranges *ranges, mha_error *error) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t starts = v->query_starts ? v->B + 1 : 0;
+  const struct {
+    const char *name;
+    const void *data;
+    int64_t elements;
+    size_t element_bytes;
+  } arrays[] = {{"rules.query_lengths", rules->query_lengths, v->B, sizeof(int64_t)},
+                {"rules.key_lengths", rules->key_lengths, v->B, sizeof(int64_t)},
+                {"rules.query_starts", rules->query_starts, starts, sizeof(int64_t)},
+                {"rules.key_starts", rules->key_starts, starts, sizeof(int64_t)},
+                {"rules.offsets", rules->offsets, v->B, sizeof(int64_t)},
+                {"rules.alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
+                {"rules.sinks", core->sinks, v->H, sizeof(float)},
+                {"rules.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
+                {"rules.bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
+  mha_status status = MHA_OK;
+  for (size_t k = 0; !status && k < sizeof arrays / sizeof *arrays; k++)
+    status = mha_ranges_add(ranges, arrays[k].name, arrays[k].data, arrays[k].elements,
+                            arrays[k].element_bytes, false, error);
+  return status;
+}
+
+/* ---- all of it ---- */
+
+mha_status mha_rules_apply(const mha_asked *asked, bool key_is_query,
+                           const mha_core_defaults *defaults, mha_core *core,
+                           mha_address_ranges *ranges, mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  mha_status status = init_visibility(&core->visibility, asked, key_is_query, error);
+  if (!status)
+    status = init_scores(core, rules, defaults, error);
+  if (!status)
+    status = add_ranges(core, rules, ranges, error);
+  return status ? status : init_results(core, &asked->results, ranges, error);
+}
+
+mha_status mha_rules_ignore(mha_asked *asked, mha_error *error) {
+  const mha_results *results = &asked->results;
+  const mha_status status = refuse_with_cache(&asked->rules, error);
+  if (!status && (results->weights || results->average || results->log_sum_exp))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "results.%s is given with MHA_CACHE_APPEND; rule: nothing is attended to",
+                    results->weights   ? "weights"
+                    : results->average ? "average"
+                                       : "log_sum_exp");
+  MHA_INIT(&asked->rules);
+  return status;
+}

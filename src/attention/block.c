@@ -1,0 +1,150 @@
+/* Owns the products of step 3. A tile of keys is multiplied in pieces, and each piece for one key
+ * head after the other, so that few queries read the keys and values in the order in which they
+ * lie. */
+#include "block.h"
+
+#include "base/arithmetic.h"
+#include "base/memory.h"
+#include "engine/softmax.h"
+
+mha_block mha_block_rows(const mha_block *block, mha_range rows) {
+  mha_block part = *block;
+  part.i += rows.begin;
+  part.n = rows.end - rows.begin;
+  if (part.output)
+    part.output += rows.begin * part.output_row_stride;
+  return part;
+}
+
+int64_t mha_block_groups(const mha_core *core, const mha_block *block) {
+  return block->heads == 1 ? 1 : block->heads / (core->visibility.H / core->G);
+}
+
+mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t group) {
+  mha_block part = *block;
+  part.heads = block->heads == 1 ? 1 : core->visibility.H / core->G;
+  const int64_t first = group * part.heads;
+  part.h += first;
+  part.scores += first * part.n * part.score_stride;
+  if (part.output)
+    part.output += first * part.output_head_stride;
+  return part;
+}
+
+/* ---- one group, one piece ---- */
+
+/* One query of several heads is a matrix too: its rows are the heads. */
+static bool is_one_product(const mha_block *block, int64_t head_stride, int64_t size) {
+  return block->heads == 1 || (block->n == 1 && head_stride >= size && head_stride <= MHA_BLAS_MAX);
+}
+
+/* scale·Q·Kᵀ into the scores from `column` on. A scale of 0 must not reach the BLAS: 0·NaN is NaN.
+ */
+static mha_status multiply_scores(const mha_core *core, const mha_block *block, mha_view keys,
+                                  int64_t column) {
+  const bool one = is_one_product(block, core->q.head_stride, core->d);
+  const float scale = core->scale == 0.0f ? 1.0f : core->scale;
+  float *scores = block->scores + column;
+  mha_status status = MHA_OK;
+  for (int64_t k = 0; !status && k < (one ? 1 : block->heads); k++) {
+    mha_view q = mha_core_queries(core, block->b, block->h + k, block->i, block->n);
+    if (one && block->heads > 1)
+      q = mha_view_rows(q.data, block->heads, core->d, core->q.head_stride);
+    status =
+        core->engine->multiply(scale, q, mha_view_transposed(keys), 0.0f,
+                               scores + k * block->n * block->score_stride, block->score_stride);
+  }
+  return status;
+}
+
+/* O += P·V, P from `column` on. */
+static mha_status multiply_values(const mha_core *core, const mha_block *block, mha_view values,
+                                  int64_t column) {
+  const bool one = is_one_product(block, block->output_head_stride, core->dv);
+  const int64_t stride =
+      one && block->heads > 1 ? block->output_head_stride : block->output_row_stride;
+  const int64_t rows = one ? block->heads * block->n : block->n;
+  mha_status status = MHA_OK;
+  for (int64_t k = 0; !status && k < (one ? 1 : block->heads); k++) {
+    const float *weights = block->scores + k * block->n * block->score_stride + column;
+    const mha_view p = mha_view_rows(weights, rows, values.rows, block->score_stride);
+    status = core->engine->multiply(1.0f, p, values, 1.0f,
+                                    block->output + k * block->output_head_stride, stride);
+  }
+  return status;
+}
+
+/* ---- all groups, all pieces ---- */
+
+/* What a tile is multiplied with: rows [keys][size] of each key head, where they lie or as a dense
+ * copy of the one head that is asked for. */
+typedef struct operand {
+  const mha_heads *heads;
+  int64_t size;
+  const float *copy;
+  int64_t copy_stride;
+  mha_status (*multiply)(const mha_core *core, const mha_block *block, mha_view rows,
+                         int64_t column);
+} operand;
+
+/* The piece of a tile that begins `done` keys behind its begin. */
+static mha_range piece_at(const mha_core *core, mha_range keys, int64_t done) {
+  const int64_t begin = keys.begin + done;
+  const mha_range piece = {begin, mha_min(begin + core->cut.product_keys, keys.end)};
+  return piece;
+}
+
+/* Asks for the rows that the next products will read, the share of one of `groups`, so that they
+ * arrive in the order in which they lie while this group is multiplied. Only where heads are
+ * neighbours, so that the rows of all groups are one run. */
+static void fetch_ahead(const mha_heads *heads, mha_stored next, int64_t group, int64_t groups) {
+  const int64_t first = group * next.rows / groups;
+  const int64_t end = (group + 1) * next.rows / groups;
+  if (heads->head_stride == next.columns)
+    mha_memory_fetch(mha_numbers_at(next.data, next.element, first * next.row_stride), end - first,
+                     next.row_stride, groups * next.columns);
+}
+
+/* The rows that a piece is multiplied with, as float32. */
+static mha_view piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
+                           int64_t done, const operand *with) {
+  if (with->copy)
+    return mha_view_rows(with->copy + done * with->copy_stride, piece.end - piece.begin, with->size,
+                         with->copy_stride);
+  const mha_stored stored = mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
+  return mha_numbers_fetch(&stored, block->fetched);
+}
+
+static mha_status multiply_tile(const mha_core *core, const mha_block *block, mha_range keys,
+                                const operand *with) {
+  const int64_t groups = mha_block_groups(core, block);
+  const int64_t n = keys.end - keys.begin;
+  mha_status status = MHA_OK;
+  for (int64_t done = 0; !status && done < n; done += core->cut.product_keys) {
+    const mha_range piece = piece_at(core, keys, done);
+    const mha_range next = piece_at(core, keys, piece.end - keys.begin);
+    for (int64_t g = 0; !status && g < groups; g++) {
+      const mha_block part = mha_block_group(core, block, g);
+      if (core->cut.few && !with->copy)
+        fetch_ahead(with->heads,
+                    mha_core_rows(core, with->heads, block->b, block->h, next, with->size), g,
+                    groups);
+      status = with->multiply(core, &part, piece_rows(core, &part, piece, done, with), done);
+    }
+  }
+  return status;
+}
+
+mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys) {
+  const operand k = {&core->k, core->d, NULL, 0, multiply_scores};
+  const mha_status status = multiply_tile(core, block, keys, &k);
+  for (int64_t r = 0; core->scale == 0.0f && r < block->heads * block->n; r++)
+    mha_row_scale(block->scores + r * block->score_stride, keys.end - keys.begin, 0.0f);
+  return status;
+}
+
+mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
+                                const float *values, int64_t values_stride) {
+  const operand v = {&core->v, core->dv, values, values_stride, multiply_values};
+  return multiply_tile(core, block, keys, &v);
+}

@@ -1,0 +1,85 @@
+/* Owns the description of step 3: where each head's rows lie, and the sizes that follow from it. */
+#include "core.h"
+
+#include "runtime/parallel.h"
+
+#include <math.h>
+
+/* ---- addresses ---- */
+
+int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i) {
+  const mha_visibility *v = &core->visibility;
+  return v->query_starts ? h * v->Lq + v->query_starts[b] + i : (b * v->H + h) * v->Lq + i;
+}
+
+/* Entry b begins at its own batch stride or, packed, at its first row. */
+static int64_t entry_offset(bool packed, int64_t b, int64_t start, int64_t batch_stride,
+                            int64_t row_stride) {
+  return packed ? start * row_stride : b * batch_stride;
+}
+
+mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
+  const mha_visibility *v = &core->visibility;
+  const float *data = (const float *)core->q.data +
+                      entry_offset(v->query_starts != NULL, b, mha_query_start(v, b),
+                                   core->q.batch_stride, core->q.row_stride) +
+                      i * core->q.row_stride + h * core->q.head_stride;
+  return mha_view_rows(data, n, core->d, core->q.row_stride);
+}
+
+mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                         mha_range keys, int64_t size) {
+  const mha_visibility *v = &core->visibility;
+  const int64_t entry = v->cached ? mha_cache_rows_entry(v->cached, b) : b;
+  const int64_t row = v->cached ? mha_cache_rows_row(v->cached, keys.begin) : keys.begin;
+  const int64_t g = h / (v->H / core->G);
+  const int64_t first = entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),
+                                     heads->batch_stride, heads->row_stride) +
+                        row * heads->row_stride + g * heads->head_stride;
+  const mha_stored rows = {mha_numbers_at(heads->data, heads->element, first),
+                           heads->element,
+                           keys.end - keys.begin,
+                           size,
+                           heads->row_stride,
+                           1};
+  return rows;
+}
+
+float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
+  const mha_visibility *v = &core->visibility;
+  return core->output +
+         entry_offset(v->query_starts != NULL, b, mha_query_start(v, b), core->output_batch_stride,
+                      core->output_row_stride) +
+         i * core->output_row_stride + h * core->output_head_stride;
+}
+
+/* ---- sizes ---- */
+
+float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum) {
+  const float sink = core->sinks ? core->sinks[h] : -INFINITY;
+  return sink == -INFINITY ? sum : sum + expf(sink - max);
+}
+
+mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
+  const mha_visibility *v = &core->visibility;
+  const mha_cut_sizes sizes = {v->B,
+                               v->H,
+                               core->G,
+                               v->Lq,
+                               mha_key_span(v),
+                               core->d,
+                               core->dv,
+                               v->query_starts != NULL,
+                               v->left >= 0};
+  return sizes;
+}
+
+double mha_core_operations(const mha_core *core) {
+  const mha_visibility *v = &core->visibility;
+  const double entries = v->query_starts ? 1.0 : (double)v->B;
+  const double span = (double)mha_key_span(v);
+  const double numbers = entries * span * (double)(core->d + core->dv);
+  const double products = 2.0 * numbers * (double)v->H * (double)v->Lq;
+  const double reads = MHA_OPERATIONS_PER_READ * numbers * (double)core->G;
+  return core->cut.few && reads > products ? reads : products;
+}

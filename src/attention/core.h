@@ -1,0 +1,64 @@
+/* Step 3 as data: what one call of the core works on, and where its rows lie. */
+#ifndef MHA_SRC_ATTENTION_CORE_H
+#define MHA_SRC_ATTENTION_CORE_H
+
+#include "engine/engine.h"
+#include "engine/numbers.h"
+#include "tiles.h"
+
+/* Heads of a [B][L][heads][size] tensor as strides; size has stride 1. Queries are float32. */
+typedef struct mha_heads {
+  const void *data;
+  int32_t element;
+  int64_t batch_stride, row_stride, head_stride;
+} mha_heads;
+
+/* Offsets of a worker's arrays within its scratch, see attention.c. */
+typedef struct mha_scratch_offsets {
+  size_t scores, correction, poison, values, kinds, fetched;
+} mha_scratch_offsets;
+
+/* One call of the core. The sizes and who sees whom are in `visibility`. */
+typedef struct mha_core {
+  const mha_engine *engine;
+  mha_visibility visibility;
+  mha_cut cut;
+  int64_t G, d, dv;
+  mha_heads q, k, v; /* [B][Lq][H][d], [B][Lk][G][d], [B][Lk][G][dv] */
+  float *output;     /* [B][Lq][H][dv] */
+  int64_t output_batch_stride, output_row_stride, output_head_stride;
+  float scale, softcap;
+  const float *sinks;  /* [H] or NULL */
+  mha_results results; /* what is asked for beside the output */
+  float *row_max;      /* [B][H][Lq], of the final scores; -inf = the query sees no key */
+  float *row_sum;      /* [B][H][Lq], of exp(score - max), without the sink */
+  float *parts;        /* few queries: results of the parts, see parts in attention.c */
+  char *scratch;       /* one part for each worker, one after the other */
+  size_t scratch_bytes;
+  mha_scratch_offsets scratch_at;
+} mha_core;
+
+/* Floating-point operations of the core's products, masks left aside. */
+double mha_core_operations(const mha_core *core);
+
+/* Sizes that decide how the call is cut. */
+mha_cut_sizes mha_core_cut_sizes(const mha_core *core);
+
+/* Queries [i, i + n) of head h of entry b: [n][d]. */
+mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n);
+
+/* Rows of `heads`, which are the core's k or v, for the key head that serves query head h; keys of
+ * one tile: [keys][size]. */
+mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                         mha_range keys, int64_t size);
+
+/* Where the result of query i of head h goes; the next query is output_row_stride further. */
+float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
+
+/* Index of (b, h, i) in row_max and row_sum. */
+int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i);
+
+/* Denominator of a row's softmax: sum, and the sink's share relative to the row's max. */
+float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum);
+
+#endif

@@ -1,0 +1,500 @@
+/* Owns mha_cache: projected keys and values of past tokens, and the length of each entry. One block
+ * of memory: the object, its lengths, the numbers. */
+#include "cache.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/tensor.h"
+#include "engine/blas.h"
+#include "layer/weights.h"
+
+#include <string.h>
+
+/* ---- creation ---- */
+
+/* Sizes left 0 are the layer's, the others agree with it. */
+static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
+  if (!o->weights)
+    return MHA_OK;
+  const mha_config *c = &o->weights->config;
+  const struct {
+    int64_t *size;
+    int64_t layers;
+    const char *name;
+  } sizes[] = {{&o->n_kv_heads, c->n_kv_heads, "n_kv_heads"},
+               {&o->head_size, c->head_size, "head_size"},
+               {&o->value_head_size, c->value_head_size, "value_head_size"}};
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    if (*sizes[k].size != 0 && *sizes[k].size != sizes[k].layers)
+      return mha_fail(error, MHA_ERROR_SIZE,
+                      "options.%s is %lld with options.weights; rule: 0 or the layer's, %lld",
+                      sizes[k].name, (long long)*sizes[k].size, (long long)sizes[k].layers);
+    *sizes[k].size = sizes[k].layers;
+  }
+  o->weights = NULL;
+  return MHA_OK;
+}
+
+static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
+  mha_status status = mha_require_at_least(o->n_entries, 1, "options.n_entries", error);
+  if (!status)
+    status = mha_require_at_least(o->capacity, 1, "options.capacity", error);
+  if (!status)
+    status = mha_require_at_least(o->n_kv_heads, 1, "options.n_kv_heads", error);
+  if (!status)
+    status = mha_require_at_least(o->head_size, 1, "options.head_size", error);
+  if (!status)
+    status = mha_require_at_least(o->value_head_size, 0, "options.value_head_size", error);
+  if (!status)
+    status = mha_require_at_least(o->window, 0, "options.window", error);
+  if (!status)
+    status = mha_require_at_least(o->rollback, 0, "options.rollback", error);
+  if (status)
+    return status;
+  if (o->rollback > 0 && o->window == 0)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "options.rollback is %lld without a window; rule: only a ring has one",
+                    (long long)o->rollback);
+  int64_t least = 0;
+  if (!mha_add(o->window, o->rollback, &least) || least > o->capacity)
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "options.capacity is %lld with window %lld and rollback %lld; rule: at least "
+                    "window + largest chunk - 1 + rollback, a chunk being 1 or more",
+                    (long long)o->capacity, (long long)o->window, (long long)o->rollback);
+  return MHA_OK;
+}
+
+/* Rows of G·size numbers, as a leading dimension of the BLAS. */
+static mha_status check_row(int64_t heads, int64_t size, mha_error *error) {
+  int64_t width = 0;
+  if (mha_multiply(heads, size, &width) && width <= MHA_BLAS_MAX)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "options has %lld heads of size %lld; rule: the product is at most %lld, the "
+                  "BLAS's integer",
+                  (long long)heads, (long long)size, (long long)MHA_BLAS_MAX);
+}
+
+/* Offsets of the arrays behind the object. */
+typedef struct cache_layout {
+  mha_layout layout;
+  size_t lengths, highest, last_call, keys, values;
+} cache_layout;
+
+static size_t add_numbers(mha_layout *layout, const mha_cache_options *o, int64_t size) {
+  int64_t width = 0;
+  layout->overflow |= !mha_multiply(o->n_kv_heads, size, &width);
+  return mha_layout_add(layout, sizeof(float), o->n_entries, o->capacity, width);
+}
+
+static cache_layout lay_out(const mha_cache_options *o) {
+  cache_layout at = {.layout = {0}};
+  (void)mha_layout_add(&at.layout, sizeof(mha_cache), 1, 1, 1);
+  at.lengths = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
+  at.highest = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
+  at.last_call = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
+  at.keys = add_numbers(&at.layout, o, o->head_size);
+  at.values = add_numbers(&at.layout, o, o->value_head_size);
+  return at;
+}
+
+static void place(mha_cache *cache, char *base, const cache_layout *at) {
+  const size_t bytes = (size_t)cache->sizes.n_entries * sizeof *cache->lengths;
+  cache->lengths = (void *)(base + at->lengths);
+  cache->highest = (void *)(base + at->highest);
+  cache->last_call = (void *)(base + at->last_call);
+  cache->keys = (void *)(base + at->keys);
+  cache->values = (void *)(base + at->values);
+  memset(cache->lengths, 0, bytes);
+  memset(cache->highest, 0, bytes);
+  memset(cache->last_call, 0, bytes);
+}
+
+mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache, mha_error *error) {
+  mha_cache_options o;
+  mha_status status = mha_require(cache, "cache", error);
+  if (status)
+    return status;
+  *cache = NULL;
+  status = mha_read_struct(&o, sizeof o, MHA_FIRST_CACHE_OPTIONS, options, "options", error);
+  if (!status)
+    status = take_sizes(&o, error);
+  if (!status)
+    status = check_sizes(&o, error);
+  if (status)
+    return status;
+  if (o.value_head_size == 0)
+    o.value_head_size = o.head_size;
+  status = check_row(o.n_kv_heads, o.head_size, error);
+  if (!status)
+    status = check_row(o.n_kv_heads, o.value_head_size, error);
+  if (status)
+    return status;
+  const cache_layout at = lay_out(&o);
+  if (at.layout.overflow)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "options has %lld entries of %lld tokens; rule: the cache fits the address "
+                    "space",
+                    (long long)o.n_entries, (long long)o.capacity);
+  const mha_allocator allocator = mha_memory_allocator(o.allocator);
+  char *memory = mha_memory_allocate(&allocator, at.layout.bytes);
+  if (!memory)
+    return mha_fail(error, MHA_ERROR_MEMORY, "the cache needs %zu bytes; rule: they must be there",
+                    at.layout.bytes);
+  mha_cache *created = (void *)memory;
+  memset(created, 0, sizeof *created);
+  created->sizes = o;
+  created->sizes.allocator = NULL;
+  created->allocator = allocator;
+  created->bytes = at.layout.bytes;
+  atomic_init(&created->users, 0);
+  place(created, memory, &at);
+  *cache = created;
+  return mha_succeed(error);
+}
+
+void mha_cache_destroy(mha_cache *cache) {
+  if (!cache)
+    return;
+  const mha_allocator allocator = cache->allocator;
+  mha_memory_release(&allocator, cache, cache->bytes);
+}
+
+/* ---- readers, or one that changes it ---- */
+
+mha_status mha_cache_enter(mha_cache *cache, bool change, mha_error *error) {
+  int users = atomic_load(&cache->users);
+  do {
+    if (users < 0 || (change && users > 0))
+      return mha_fail(error, MHA_ERROR_BUSY,
+                      "cache is inside another call; rule: any number of readers, or one caller "
+                      "that changes it");
+  } while (!atomic_compare_exchange_weak(&cache->users, &users, change ? -1 : users + 1));
+  return MHA_OK;
+}
+
+void mha_cache_leave(mha_cache *cache, bool change) {
+  if (change)
+    atomic_store(&cache->users, 0);
+  else
+    (void)atomic_fetch_sub(&cache->users, 1);
+}
+
+static mha_status check_entry(const mha_cache *cache, int64_t entry, const char *name,
+                              mha_error *error) {
+  if (entry >= 0 && entry < cache->sizes.n_entries)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_LENGTH, "%s is %lld; rule: an entry of the cache, 0 to %lld",
+                  name, (long long)entry, (long long)(cache->sizes.n_entries - 1));
+}
+
+/* Enters to work on one entry. */
+static mha_status enter_entry(mha_cache *cache, int64_t entry, const char *name, bool change,
+                              mha_error *error) {
+  mha_status status = mha_require(cache, "cache", error);
+  if (!status)
+    status = check_entry(cache, entry, name, error);
+  return status ? status : mha_cache_enter(cache, change, error);
+}
+
+/* ---- entries ---- */
+
+mha_status mha_cache_length(const mha_cache *cache, int64_t entry, int64_t *length,
+                            mha_error *error) {
+  mha_cache *entered = (mha_cache *)(uintptr_t)cache; /* only the count of readers changes */
+  mha_status status = mha_require(length, "length", error);
+  if (!status)
+    status = enter_entry(entered, entry, "entry", false, error);
+  if (status)
+    return status;
+  *length = cache->lengths[entry];
+  mha_cache_leave(entered, false);
+  return mha_succeed(error);
+}
+
+static mha_status check_truncation(const mha_cache *cache, int64_t entry, int64_t length,
+                                   mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  const int64_t lowest = o->window > 0 ? mha_max(cache->highest[entry] - o->rollback, 0) : 0;
+  if (length >= lowest && length <= cache->lengths[entry])
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_LENGTH,
+                  "length is %lld for an entry of %lld tokens; rule: between %lld and that%s",
+                  (long long)length, (long long)cache->lengths[entry], (long long)lowest,
+                  o->window > 0 ? ", the rollback of a ring" : "");
+}
+
+mha_status mha_cache_truncate(mha_cache *cache, int64_t entry, int64_t length, mha_error *error) {
+  mha_status status = enter_entry(cache, entry, "entry", true, error);
+  if (status)
+    return status;
+  status = check_truncation(cache, entry, length, error);
+  if (!status)
+    cache->lengths[entry] = length;
+  mha_cache_leave(cache, true);
+  return status ? status : mha_succeed(error);
+}
+
+mha_status mha_cache_reset(mha_cache *cache, int64_t entry, mha_error *error) {
+  const mha_status status = enter_entry(cache, entry, "entry", true, error);
+  if (status)
+    return status;
+  cache->lengths[entry] = 0;
+  cache->highest[entry] = 0;
+  mha_cache_leave(cache, true);
+  return mha_succeed(error);
+}
+
+static void copy_rows(float *numbers, int64_t entry_elements, int64_t from, int64_t to,
+                      int64_t elements) {
+  memcpy(numbers + to * entry_elements, numbers + from * entry_elements,
+         (size_t)elements * sizeof *numbers);
+}
+
+mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to, mha_error *error) {
+  mha_status status = enter_entry(cache, from, "from", true, error);
+  if (status)
+    return status;
+  status = check_entry(cache, to, "to", error);
+  if (!status && from != to) {
+    const mha_cache_options *o = &cache->sizes;
+    const int64_t key_width = o->n_kv_heads * o->head_size;
+    const int64_t value_width = o->n_kv_heads * o->value_head_size;
+    /* in a ring the rows behind a truncated length still hold older tokens */
+    const int64_t rows =
+        o->window > 0 ? mha_min(cache->highest[from], o->capacity) : cache->lengths[from];
+    copy_rows(cache->keys, o->capacity * key_width, from, to, rows * key_width);
+    copy_rows(cache->values, o->capacity * value_width, from, to, rows * value_width);
+    cache->lengths[to] = cache->lengths[from];
+    cache->highest[to] = cache->highest[from];
+  }
+  mha_cache_leave(cache, true);
+  return status ? status : mha_succeed(error);
+}
+
+static mha_tensor show(const mha_cache_options *o, const float *numbers, int64_t size) {
+  const mha_tensor tensor = {numbers,
+                             o->n_entries,
+                             o->capacity,
+                             o->n_kv_heads,
+                             size,
+                             o->capacity * o->n_kv_heads * size,
+                             o->n_kv_heads * size,
+                             size,
+                             1,
+                             MHA_F32,
+                             0};
+  return tensor;
+}
+
+mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k, mha_tensor *v, mha_error *error) {
+  mha_status status = mha_require(cache, "cache", error);
+  if (!status)
+    status = mha_require(k, "k", error);
+  if (!status)
+    status = mha_require(v, "v", error);
+  if (status)
+    return status;
+  *k = show(&cache->sizes, cache->keys, cache->sizes.head_size);
+  *v = show(&cache->sizes, cache->values, cache->sizes.value_head_size);
+  return mha_succeed(error);
+}
+
+/* ---- a call ---- */
+
+static mha_status check_entries(mha_cache *cache, const mha_cache_call *call, mha_error *error) {
+  if (!call->entries)
+    return call->B <= cache->sizes.n_entries
+               ? MHA_OK
+               : mha_fail(error, MHA_ERROR_LENGTH,
+                          "%s is %lld without %scache_entries; rule: at most the cache's %lld "
+                          "entries",
+                          call->batch, (long long)call->B, call->prefix,
+                          (long long)cache->sizes.n_entries);
+  if (call->append)
+    cache->n_calls++;
+  for (int64_t b = 0; b < call->B; b++) {
+    const int64_t entry = call->entries[b];
+    if (entry < 0 || entry >= cache->sizes.n_entries)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%scache_entries[%lld] is %lld; rule: an entry of the cache, 0 to %lld",
+                      call->prefix, (long long)b, (long long)entry,
+                      (long long)(cache->sizes.n_entries - 1));
+    if (call->append && cache->last_call[entry] == cache->n_calls)
+      return mha_fail(error, MHA_ERROR_LENGTH,
+                      "%scache_entries[%lld] is %lld a second time; rule: a call appends to an "
+                      "entry once",
+                      call->prefix, (long long)b, (long long)entry);
+    if (call->append)
+      cache->last_call[entry] = cache->n_calls;
+  }
+  return MHA_OK;
+}
+
+static mha_status check_room(const mha_cache *cache, const mha_cache_rows *cached, int64_t b,
+                             mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  const int64_t n = mha_cache_rows_new(cached, b);
+  const int64_t before = mha_cache_rows_before(cached, b);
+  int64_t after = 0;
+  if (o->window > 0 && n > o->capacity - o->window - o->rollback + 1)
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "batch entry %lld brings %lld tokens to a ring of %lld with window %lld and "
+                    "rollback %lld; rule: at most capacity - window - rollback + 1",
+                    (long long)b, (long long)n, (long long)o->capacity, (long long)o->window,
+                    (long long)o->rollback);
+  if (!mha_add(before, n, &after) || (o->window == 0 && after > o->capacity))
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "batch entry %lld brings %lld tokens to an entry that has %lld; rule: at most "
+                    "the capacity, %lld, together",
+                    (long long)b, (long long)n, (long long)before, (long long)o->capacity);
+  return MHA_OK;
+}
+
+/* What the caller says of batch entry b: how long it is by now, and what comes. */
+static mha_status check_lengths(const mha_cache_call *call, const mha_cache_rows *cached, int64_t b,
+                                mha_error *error) {
+  if (call->expected_lengths && call->expected_lengths[b] != mha_cache_rows_before(cached, b))
+    return mha_fail(
+        error, MHA_ERROR_LENGTH,
+        "%sexpected_lengths[%lld] is %lld, but entry %lld of the cache has %lld tokens; "
+        "rule: they agree, mha_cache_reset starts an entry again",
+        call->prefix, (long long)b, (long long)call->expected_lengths[b],
+        (long long)mha_cache_rows_entry(cached, b), (long long)mha_cache_rows_before(cached, b));
+  if (call->new_lengths && (call->new_lengths[b] < 0 || call->new_lengths[b] > call->rows))
+    return mha_fail(error, MHA_ERROR_LENGTH,
+                    "%snew_lengths[%lld] is %lld; rule: between 0 and the %lld rows given",
+                    call->prefix, (long long)b, (long long)call->new_lengths[b],
+                    (long long)call->rows);
+  return MHA_OK;
+}
+
+mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cache_rows *cached,
+                              mha_error *error) {
+  const mha_cache_rows described = {.lengths = cache->lengths,
+                                    .highest = cache->highest,
+                                    .entries = call->entries,
+                                    .new_lengths = call->new_lengths,
+                                    .new_rows = call->rows,
+                                    .append = call->append,
+                                    .capacity = cache->sizes.capacity,
+                                    .ring = cache->sizes.window > 0,
+                                    .window = cache->sizes.window};
+  *cached = described;
+  mha_status status = check_entries(cache, call, error);
+  for (int64_t b = 0; !status && b < call->B; b++) {
+    status = check_lengths(call, cached, b, error);
+    if (!status)
+      status = check_room(cache, cached, b, error);
+  }
+  return status;
+}
+
+static void copy_in(float *numbers, const mha_cache_rows *cached, const float *data,
+                    const mha_tensor_shape *s) {
+  const int64_t width = s->heads * s->size;
+  for (int64_t b = 0; b < s->batch; b++) {
+    for (int64_t i = 0; i < mha_cache_rows_new(cached, b); i++) {
+      float *to = numbers + mha_cache_rows_place(cached, b, i) * width;
+      const float *from = data + b * s->batch_stride + i * s->row_stride;
+      for (int64_t h = 0; h < s->heads; h++)
+        memcpy(to + h * s->size, from + h * s->head_stride, (size_t)s->size * sizeof *to);
+    }
+  }
+}
+
+/* A call's dense rows as a tensor. */
+static mha_tensor_shape dense_rows(int64_t B, int64_t rows, int64_t heads, int64_t size) {
+  const mha_tensor_shape shape = {B, rows, heads, size, rows * heads * size, heads * size, size};
+  return shape;
+}
+
+void mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B, const float *k,
+                     const float *v) {
+  const mha_cache_options *o = &cache->sizes;
+  const mha_tensor_shape ks = dense_rows(B, cached->new_rows, o->n_kv_heads, o->head_size);
+  const mha_tensor_shape vs = dense_rows(B, cached->new_rows, o->n_kv_heads, o->value_head_size);
+  copy_in(cache->keys, cached, k, &ks);
+  copy_in(cache->values, cached, v, &vs);
+}
+
+void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B) {
+  for (int64_t b = 0; b < B; b++) {
+    const int64_t entry = mha_cache_rows_entry(cached, b);
+    cache->lengths[entry] = mha_cache_rows_after(cached, b);
+    cache->highest[entry] = mha_max(cache->highest[entry], cache->lengths[entry]);
+  }
+}
+
+/* ---- ready rows ---- */
+
+static mha_status check_fit(const mha_cache *cache, const mha_tensor_shape *k,
+                            const mha_tensor_shape *v, mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  if (k->batch != v->batch || k->length != v->length)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "v is %lld entries of %lld rows; rule: as k, %lld of %lld", (long long)v->batch,
+                    (long long)v->length, (long long)k->batch, (long long)k->length);
+  if (k->heads != o->n_kv_heads || k->size != o->head_size)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "k has %lld heads of size %lld; rule: the cache's G and d, %lld and %lld",
+                    (long long)k->heads, (long long)k->size, (long long)o->n_kv_heads,
+                    (long long)o->head_size);
+  if (v->heads != o->n_kv_heads || v->size != o->value_head_size)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "v has %lld heads of size %lld; rule: the cache's G and dv, %lld and %lld",
+                    (long long)v->heads, (long long)v->size, (long long)o->n_kv_heads,
+                    (long long)o->value_head_size);
+  return MHA_OK;
+}
+
+mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                            const int64_t *cache_entries, const int64_t *new_lengths,
+                            mha_error *error) {
+  mha_address_ranges ranges = {.n = 0};
+  mha_tensor_shape ks = {0};
+  mha_tensor_shape vs = {0};
+  mha_cache_rows cached;
+  mha_status status = mha_require(cache, "cache", error);
+  if (!status)
+    status = mha_tensor_read(k, "k", &ks, &ranges, error);
+  if (!status)
+    status = mha_tensor_read(v, "v", &vs, &ranges, error);
+  if (!status)
+    status = check_fit(cache, &ks, &vs, error);
+  if (!status)
+    status = mha_cache_ranges(cache, true, &ranges, error);
+  if (!status)
+    status = mha_ranges_check(&ranges, error);
+  if (!status)
+    status = mha_cache_enter(cache, true, error);
+  if (status)
+    return status;
+  const mha_cache_call call = {.prefix = "",
+                               .batch = "k.batch",
+                               .B = ks.batch,
+                               .rows = ks.length,
+                               .append = true,
+                               .entries = cache_entries,
+                               .new_lengths = new_lengths};
+  status = mha_cache_describe(cache, &call, &cached, error);
+  if (!status) {
+    copy_in(cache->keys, &cached, k->data, &ks);
+    copy_in(cache->values, &cached, v->data, &vs);
+    mha_cache_commit(cache, &cached, ks.batch);
+  }
+  mha_cache_leave(cache, true);
+  return status ? status : mha_succeed(error);
+}
+
+mha_status mha_cache_ranges(const mha_cache *cache, bool change, mha_address_ranges *ranges,
+                            mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  const int64_t rows = o->n_entries * o->capacity * o->n_kv_heads;
+  mha_status status = mha_ranges_add(ranges, "the cache's keys", cache->keys, rows * o->head_size,
+                                     sizeof(float), change, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "the cache's values", cache->values, rows * o->value_head_size,
+                            sizeof(float), change, error);
+  return status;
+}

@@ -1,0 +1,48 @@
+/* One call of a layer as data, and its five steps. */
+#ifndef MHA_SRC_LAYER_FORWARD_H
+#define MHA_SRC_LAYER_FORWARD_H
+
+#include "attention/core.h"
+#include "cache/cache.h"
+#include "prepare.h"
+#include "project.h"
+#include "runtime/context.h"
+#include "weights.h"
+#include "workspace.h"
+
+/* What the caller calls the arguments that mha_forward and mha_self_attention have in common. */
+typedef struct mha_forward_names {
+  mha_size_names sizes;
+  const char *query, *output;
+  const char *row; /* one row of the query */
+} mha_forward_names;
+
+typedef struct mha_forward_call {
+  const mha_forward_names *names;
+  const mha_weights *weights;
+  mha_context *context;
+  mha_forward_args args;                    /* every default filled in */
+  mha_rows_shape query, key, value, output; /* the caller's arrays */
+  mha_core core;                            /* step 3 */
+  mha_address_ranges ranges;                /* all arrays, by address */
+  mha_workspace workspace;
+  mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense; k and v: also the new rows of a
+                                     cache, by their extents */
+  bool append, attends;           /* whether keys are projected, and queries */
+  bool in_cache;                  /* args.cache has been entered */
+  const mha_cache_rows *direct;   /* where in the cache new rows are projected to; NULL = into the
+                                     workspace */
+  bool gather;                    /* from where they then go to the cache */
+  mha_cache_rows cached;          /* with a cache */
+  mha_preparing prepare_q, prepare_k;
+} mha_forward_call;
+
+/* The rows of the inputs that are computed. */
+mha_live_rows mha_forward_live_queries(const mha_forward_call *c);
+mha_live_rows mha_forward_live_keys(const mha_forward_call *c);
+
+/* Computes a call that has been read and checked, with scratch of its context. BUSY, MEMORY, and
+ * OVERFLOW for what the engine cannot count. */
+mha_status mha_forward_run(mha_forward_call *c, mha_error *error);
+
+#endif

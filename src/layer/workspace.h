@@ -1,0 +1,43 @@
+/* The scratch of a layer call: how much, and where each array lies in the context's arena. */
+#ifndef MHA_SRC_LAYER_WORKSPACE_H
+#define MHA_SRC_LAYER_WORKSPACE_H
+
+#include "attention/core.h"
+#include "runtime/context.h"
+#include "weights.h"
+
+/* What the caller calls the sizes of a call, for messages about their product. */
+typedef struct mha_size_names {
+  const char *batch, *query_length, *key_length;
+} mha_size_names;
+
+/* Sizes of a call, as far as scratch depends on them. */
+typedef struct mha_call_size {
+  mha_cut_sizes core;
+  int64_t key_rows; /* of each entry's K and V that need room here, not in a cache */
+  mha_size_names names;
+} mha_call_size;
+
+/* Buffers of a layer. */
+typedef struct mha_workspace {
+  float *q;      /* [B·Lq][H·d] */
+  float *k;      /* [B·Lk][G·d], unless they go straight to a cache */
+  float *v;      /* [B·Lk][G·dv], likewise */
+  float *concat; /* [B·Lq][H·dv] */
+  float
+      *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
+} mha_workspace;
+
+/* Bytes that a call of this size takes on n_threads; weights NULL = of mha_attend. OVERFLOW if its
+ * sizes have no product. */
+mha_status mha_workspace_measure(const mha_weights *weights, const mha_call_size *size,
+                                 int32_t n_threads, size_t *bytes, mha_error *error);
+
+/* Makes sure that the context, which the caller has entered, has room for a call of this size, and
+ * gives the buffers and the core their places in it, and the core its engine. Without weights
+ * there is no workspace. */
+mha_status mha_workspace_take(mha_context *context, const mha_weights *weights,
+                              const mha_call_size *size, mha_core *core, mha_workspace *workspace,
+                              mha_error *error);
+
+#endif
