@@ -27,6 +27,7 @@ set(MHA_SOURCES
     src/attention/parts.c
     src/attention/core.c
     src/cache/cache.c
+    src/cache/append.c
     src/cache/cache_rows.c
     src/attention/recompute.c
     src/attention/observe.c
