@@ -17,6 +17,7 @@ set(MHA_SOURCES
     src/api/cache_args.c
     src/api/attend.c
     src/attention/merge.c
+    src/api/masks.c
     src/api/rules.c
     src/api/reserve.c
     src/layer/workspace.c
@@ -52,9 +53,15 @@ set(MHA_SOURCES
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
+    src/files/npy_numbers.c
+    src/files/npy_file.c
+    src/files/safetensors_header.c
     src/files/safetensors.c
+    src/files/safetensors_write.c
     src/files/tensors.c
+    src/files/families.c
     src/files/names.c
+    src/files/neighbours.c
     src/files/sizes.c
     src/files/file.c
     src/files/load.c
@@ -70,9 +77,8 @@ set(MHA_READER_SOURCES
     src/files/mapping.c
     src/files/output.c
     src/files/npy.c
-    src/files/safetensors.c
-    src/files/tensors.c
-    src/files/names.c)
+    src/files/npy_numbers.c
+    src/files/npy_file.c)
 
 set(MHA_CLI_SOURCES
     src/cli/main.c

@@ -3,6 +3,7 @@
 #include "rules.h"
 
 #include "base/error.h"
+#include "masks.h"
 
 #include <math.h>
 
@@ -114,94 +115,6 @@ static mha_status init_packed(mha_visibility *v, const mha_asked *asked, bool ke
   return status;
 }
 
-/* ---- arrays ---- */
-
-static mha_status check_extent(int64_t given, int64_t full, const char *array, const char *member,
-                               mha_error *error) {
-  if (given == full || given == 1)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_SIZE, "%s.%s is %lld; rule: 1 or %lld", array, member,
-                  (long long)given, (long long)full);
-}
-
-/* The common shape of mha_mask and mha_bias. */
-typedef struct extents {
-  int64_t batch, heads, rows, columns, batch_stride, head_stride, row_stride;
-} extents;
-
-/* What a stride stands for: 0 for the dense one; and where nobody steps by it, it need not be one,
- * but where it could be, the next one follows from it. */
-static int64_t choose_stride(int64_t given, int64_t extent, int64_t dense) {
-  const bool counts = extent > 1 ? given != 0 : given >= dense && given <= INT32_MAX;
-  return counts ? given : dense;
-}
-
-/* A stride that is not given follows from the extents inside; one of an extent of 1 is 0. */
-static mha_status resolve_broadcast(const mha_visibility *v, extents e, const char *name,
-                                    mha_broadcast *out, mha_error *error) {
-  mha_status status = check_extent(e.batch, v->B, name, "batch", error);
-  if (!status)
-    status = check_extent(e.heads, v->H, name, "heads", error);
-  if (!status)
-    status = check_extent(e.rows, v->Lq, name, "rows", error);
-  if (status)
-    return status;
-  if (e.columns != v->Lk)
-    return mha_fail(error, MHA_ERROR_SIZE, "%s.columns is %lld; rule: Lk, %lld", name,
-                    (long long)e.columns, (long long)v->Lk);
-  if ((e.row_stride < 0 && e.rows > 1) || (e.head_stride < 0 && e.heads > 1) ||
-      (e.batch_stride < 0 && e.batch > 1))
-    return mha_fail(error, MHA_ERROR_STRIDE,
-                    "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative",
-                    name, (long long)e.batch_stride, (long long)e.head_stride,
-                    (long long)e.row_stride);
-  const int64_t row = choose_stride(e.row_stride, e.rows, e.columns);
-  int64_t head = 0;
-  int64_t batch = 0;
-  bool fits = mha_multiply(e.rows, row, &head) || (e.heads > 1 && e.head_stride != 0);
-  head = choose_stride(e.head_stride, e.heads, head);
-  fits = fits && (mha_multiply(e.heads, head, &batch) || (e.batch > 1 && e.batch_stride != 0));
-  batch = choose_stride(e.batch_stride, e.batch, batch);
-  if (!fits)
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "%s has %lld heads of %lld rows of %lld; rule: the product must not overflow",
-                    name, (long long)e.heads, (long long)e.rows, (long long)row);
-  out->row_stride = e.rows > 1 ? row : 0;
-  out->head_stride = e.heads > 1 ? head : 0;
-  out->batch_stride = e.batch > 1 ? batch : 0;
-  return MHA_OK;
-}
-
-static mha_status check_elements(const mha_mask *mask, const mha_bias *bias, mha_error *error) {
-  if (mask->element != 0)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "rules.attend.element is %d; rule: 0, bytes",
-                    (int)mask->element);
-  mha_status status = mha_require_element(bias->element, "rules.bias", ".element", error);
-  if (!status)
-    status = mha_require_reserved(mask->reserved, "rules.attend.reserved", error);
-  return status ? status : mha_require_reserved(bias->reserved, "rules.bias.reserved", error);
-}
-
-static mha_status init_arrays(mha_visibility *v, const mha_rules *rules, mha_error *error) {
-  const mha_mask *m = &rules->attend;
-  const mha_bias *a = &rules->bias;
-  const extents mask = {m->batch,        m->heads,       m->rows,      m->columns,
-                        m->batch_stride, m->head_stride, m->row_stride};
-  const extents bias = {a->batch,        a->heads,       a->rows,      a->columns,
-                        a->batch_stride, a->head_stride, a->row_stride};
-  v->attend = m->data;
-  v->bias = a->data;
-  mha_status status = check_elements(m, a, error);
-  if (!status && v->attend)
-    status = resolve_broadcast(v, mask, "rules.attend", &v->attend_strides, error);
-  if (!status && v->bias)
-    status = resolve_broadcast(v, bias, "rules.bias", &v->bias_strides, error);
-  v->alibi_slopes = rules->alibi_slopes;
-  for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
-    status = mha_require_finite(v->alibi_slopes[h], "rules.alibi_slopes", error);
-  return status;
-}
-
 /* ---- alignment and window ---- */
 
 static mha_status init_alignment(mha_visibility *v, const mha_rules *rules, mha_error *error) {
@@ -259,6 +172,14 @@ static mha_status check_present(const mha_visibility *v, mha_error *error) {
   return MHA_OK;
 }
 
+static mha_status init_slopes(mha_visibility *v, const mha_rules *rules, mha_error *error) {
+  mha_status status = MHA_OK;
+  v->alibi_slopes = rules->alibi_slopes;
+  for (int64_t h = 0; !status && v->alibi_slopes && h < v->H; h++)
+    status = mha_require_finite(v->alibi_slopes[h], "rules.alibi_slopes", error);
+  return status;
+}
+
 static mha_status init_visibility(mha_visibility *v, const mha_asked *asked, bool key_is_query,
                                   mha_error *error) {
   const mha_rules *rules = &asked->rules;
@@ -278,7 +199,9 @@ static mha_status init_visibility(mha_visibility *v, const mha_asked *asked, boo
     if (!status)
       status = check_lengths(v->key_lengths, v->B, v->Lk, "rules.key_lengths", error);
   }
-  return status ? status : init_arrays(v, rules, error);
+  if (!status)
+    status = mha_masks_read(&rules->attend, &rules->bias, v, error);
+  return status ? status : init_slopes(v, rules, error);
 }
 
 /* ---- scores ---- */
@@ -339,22 +262,6 @@ static mha_status init_results(mha_core *core, const mha_results *results,
 
 /* ---- addresses ---- */
 
-/* Elements of a broadcast array from its first to behind its last; -1 if that overflows. */
-static int64_t broadcast_extent(const mha_visibility *v, const mha_broadcast *strides) {
-  int64_t batches = 0;
-  int64_t heads = 0;
-  int64_t rows = 0;
-  int64_t sum = 0;
-  if (v->B == 0 || v->Lq == 0)
-    return 0;
-  const bool fits = mha_multiply(v->B - 1, strides->batch_stride, &batches) &&
-                    mha_multiply(v->H - 1, strides->head_stride, &heads) &&
-                    mha_multiply(v->Lq - 1, strides->row_stride, &rows) &&
-                    mha_add(batches, heads, &sum) && mha_add(sum, rows, &sum) &&
-                    mha_add(sum, v->Lk, &sum);
-  return fits ? sum : -1;
-}
-
 /* The arrays that are read. */
 static mha_status add_ranges(const mha_core *core, const mha_rules *rules,
                              mha_address_ranges *ranges, mha_error *error) {
@@ -371,14 +278,12 @@ static mha_status add_ranges(const mha_core *core, const mha_rules *rules,
                 {"rules.key_starts", rules->key_starts, starts, sizeof(int64_t)},
                 {"rules.offsets", rules->offsets, v->B, sizeof(int64_t)},
                 {"rules.alibi_slopes", rules->alibi_slopes, v->H, sizeof(float)},
-                {"rules.sinks", core->sinks, v->H, sizeof(float)},
-                {"rules.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1},
-                {"rules.bias", v->bias, broadcast_extent(v, &v->bias_strides), sizeof(float)}};
+                {"rules.sinks", core->sinks, v->H, sizeof(float)}};
   mha_status status = MHA_OK;
   for (size_t k = 0; !status && k < sizeof arrays / sizeof *arrays; k++)
     status = mha_ranges_add(ranges, arrays[k].name, arrays[k].data, arrays[k].elements,
                             arrays[k].element_bytes, false, error);
-  return status;
+  return status ? status : mha_masks_ranges(v, ranges, error);
 }
 
 /* ---- all of it ---- */

@@ -4,7 +4,7 @@
 
 #include "tensors.h"
 
-/* One way to name the parts of a layer; see names.c. */
+/* One way to name the parts of a layer; see families.h. */
 typedef struct mha_name_family mha_name_family;
 
 /* The tensors under one prefix, read as one family. Points into the tensors, and into the prefix
@@ -30,6 +30,10 @@ int64_t mha_names_visit(const mha_raw_tensors *tensors, mha_layer_visitor *visit
  * `path` is for messages. WEIGHTS: none, several, or one with gaps; UNSUPPORTED: see below. */
 mha_status mha_names_find(const mha_raw_tensors *tensors, const char *path, const char *prefix,
                           mha_layer_names *layer, mha_error *error);
+
+/* Index of the first tensor whose name is not before the prefix and `rest` behind each other. */
+int64_t mha_names_lower_bound(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
+                              const char *rest);
 
 /* The first tensor that belongs to the layer but to none of its parts, and so would change the
  * result in a way that is not computed; NULL = none. */

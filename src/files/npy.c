@@ -1,14 +1,12 @@
-/* Owns the .npy format: header parser, conversion of the numbers, reader and writer.
+/* Owns the header of the .npy format: a parser that trusts nothing.
  *
  * Layout of a file: "\x93NUMPY", major and minor version, header length (2 bytes in version 1.0,
  * 4 bytes in 2.0 and 3.0, little-endian), a Python dict literal with the keys descr, fortran_order
  * and shape, then the numbers and nothing else. */
-#define _XOPEN_SOURCE 700
-
 #include "npy.h"
 
 #include "kind.h"
-#include "mapping.h"
+
 #include "path.h"
 
 #include "base/error.h"
@@ -18,9 +16,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-/* ---- Messages -------------------------------------------------------------------------------- */
 
 /* ---- Scanning the dict literal --------------------------------------------------------------- */
 
@@ -341,269 +336,12 @@ mha_status mha_npy_parse(const char *name, const void *bytes, size_t n_bytes, in
   return mha_succeed(error);
 }
 
-/* ---- Conversion ------------------------------------------------------------------------------ */
+/* ---- The types ------------------------------------------------------------------------------- */
 
 size_t mha_npy_item_bytes(const mha_npy_header *header) {
   return types[header->type].bytes;
 }
 
-static size_t kind_bytes(mha_npy_kind kind) {
-  return kind == MHA_NPY_FLOATS  ? sizeof(float)
-         : kind == MHA_NPY_BYTES ? sizeof(uint8_t)
-                                 : sizeof(int64_t);
-}
-
-static bool may_become(mha_npy_type type, mha_npy_kind kind) {
-  switch (type) {
-  case MHA_NPY_F2:
-  case MHA_NPY_F4:
-  case MHA_NPY_F8:
-    return kind == MHA_NPY_FLOATS;
-  case MHA_NPY_I4:
-  case MHA_NPY_I8:
-    return kind == MHA_NPY_INTEGERS;
-  case MHA_NPY_U1:
-  case MHA_NPY_B1:
-    return kind != MHA_NPY_FLOATS;
-  }
-  return false;
-}
-
-mha_status mha_npy_check_kind(const char *name, const mha_npy_header *header, mha_npy_kind kind,
-                              mha_error *error) {
-  static const char *const rules[] = {
-      [MHA_NPY_FLOATS] = "float16, float32 or float64",
-      [MHA_NPY_BYTES] = "bool or uint8",
-      [MHA_NPY_INTEGERS] = "bool, uint8, int32 or int64",
-  };
-  if (may_become(header->type, kind))
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s holds the type \"%s\"; rule: %s is needed here",
-                  mha_shown_path(name), types[header->type].text, rules[kind]);
-}
-
-/* The bits of one number, whatever the byte order of file and machine. */
-static uint64_t load_bits(const unsigned char *source, size_t n, bool big_endian) {
-  uint64_t bits = 0;
-  for (size_t i = 0; i < n; i++)
-    bits = bits << 8 | source[big_endian ? i : n - 1 - i];
-  return bits;
-}
-
-static float float_of_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-/* 1 sign, 5 exponent, 10 mantissa bits; the exponent's bias grows from 15 to 127. */
-static float half_value(uint32_t bits) {
-  const uint32_t sign = (bits & 0x8000U) << 16;
-  const uint32_t exponent = bits >> 10 & 0x1FU;
-  const uint32_t mantissa = bits & 0x3FFU;
-  if (exponent == 0) {
-    const float magnitude = (float)mantissa * 0x1p-24F;
-    return sign ? -magnitude : magnitude;
-  }
-  const uint32_t wide = exponent == 31 ? 255 : exponent + 112;
-  return float_of_bits(sign | wide << 23 | mantissa << 13);
-}
-
-static float float_value(mha_npy_type type, uint64_t bits) {
-  double wide;
-  if (type == MHA_NPY_F2)
-    return half_value((uint32_t)bits);
-  if (type == MHA_NPY_F4)
-    return float_of_bits((uint32_t)bits);
-  memcpy(&wide, &bits, sizeof wide);
-  return (float)wide;
-}
-
-static int64_t integer_value(mha_npy_type type, uint64_t bits) {
-  int64_t value;
-  if (type == MHA_NPY_I4 && (bits & UINT64_C(0x80000000)))
-    bits |= UINT64_C(0xFFFFFFFF00000000);
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-/* Where element `index` of the file lies in a row-major array; in a column-major file the first
- * dimension runs fastest. */
-static int64_t row_major_place(const mha_npy_header *header, int64_t index) {
-  int64_t place = 0;
-  int64_t stride = header->n_elements;
-  if (!header->column_major)
-    return index;
-  for (int axis = 0; axis < header->rank; axis++) {
-    const int64_t extent = header->shape[axis];
-    stride /= extent;
-    place += index % extent * stride;
-    index /= extent;
-  }
-  return place;
-}
-
-bool mha_machine_is_big_endian(void) {
-  const uint16_t one = 1;
-  unsigned char first;
-  memcpy(&first, &one, 1);
-  return first == 0;
-}
-
-void mha_npy_convert(const mha_npy_header *header, int64_t first, int64_t n, const void *source,
-                     mha_npy_kind kind, void *target) {
-  const unsigned char *bytes = source;
-  const size_t item = types[header->type].bytes;
-  if (header->type == MHA_NPY_F4 && !header->column_major && n > 0 &&
-      header->big_endian == mha_machine_is_big_endian()) {
-    memcpy((float *)target + first, source, (size_t)n * item);
-    return;
-  }
-  for (int64_t i = 0; i < n; i++) {
-    const uint64_t bits = load_bits(bytes + (size_t)i * item, item, header->big_endian);
-    const int64_t place = row_major_place(header, first + i);
-    if (kind == MHA_NPY_FLOATS)
-      ((float *)target)[place] = float_value(header->type, bits);
-    else if (kind == MHA_NPY_BYTES)
-      ((uint8_t *)target)[place] = (uint8_t)bits;
-    else
-      ((int64_t *)target)[place] = integer_value(header->type, bits);
-  }
-}
-
-/* ---- Reading a file -------------------------------------------------------------------------- */
-
-/* One file on its way into memory. */
-typedef struct reading {
-  const char *path;
-  int file;
-  unsigned char *buffer; /* the beginning of the file, later the numbers piece by piece */
-  size_t buffer_bytes;
-  mha_npy_header header;
-} reading;
-
-static mha_status read_header(reading *r, int64_t file_bytes, mha_npy_kind kind, mha_error *error) {
-  const size_t most = MHA_NPY_HEADER_LIMIT + 12;
-  const size_t n = file_bytes < (int64_t)most ? (size_t)file_bytes : most;
-  mha_status status = mha_read_at(r->path, r->file, 0, r->buffer, n, error);
-  if (!status)
-    status = mha_npy_parse(r->path, r->buffer, n, file_bytes, &r->header, error);
-  return status ? status : mha_npy_check_kind(r->path, &r->header, kind, error);
-}
-
-static mha_status read_numbers(reading *r, mha_npy_kind kind, void *target, mha_error *error) {
-  const size_t item = mha_npy_item_bytes(&r->header);
-  const int64_t most = (int64_t)(r->buffer_bytes / item);
-  mha_status status = MHA_OK;
-  for (int64_t first = 0; !status && first < r->header.n_elements; first += most) {
-    const int64_t rest = r->header.n_elements - first;
-    const int64_t n = rest < most ? rest : most;
-    status = mha_read_at(r->path, r->file, r->header.data_offset + first * (int64_t)item, r->buffer,
-                         (size_t)n * item, error);
-    if (!status)
-      mha_npy_convert(&r->header, first, n, r->buffer, kind, target);
-  }
-  return status;
-}
-
-static mha_status allocate_array(const reading *r, mha_npy_kind kind, mha_npy_array *array,
-                                 mha_error *error) {
-  mha_layout layout = {0};
-  (void)mha_layout_add(&layout, kind_bytes(kind), r->header.n_elements, 1, 1);
-  if (layout.overflow)
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "%s holds %" PRId64 " numbers; rule: their size fits the address space",
-                    mha_shown_path(r->path), r->header.n_elements);
-  array->data_bytes = layout.bytes ? layout.bytes : MHA_ALIGNMENT;
-  array->data = mha_memory_allocate(&array->allocator, array->data_bytes);
-  if (!array->data)
-    return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of %s", array->data_bytes,
-                    mha_shown_path(r->path));
-  array->rank = r->header.rank;
-  memcpy(array->shape, r->header.shape, sizeof array->shape);
-  array->n_elements = r->header.n_elements;
-  return MHA_OK;
-}
-
-mha_status mha_npy_read(const char *path, mha_npy_kind kind, const mha_allocator *allocator,
-                        mha_npy_array *array, mha_error *error) {
-  reading r = {.path = path, .file = -1, .buffer_bytes = MHA_NPY_HEADER_LIMIT + MHA_ALIGNMENT};
-  int64_t file_bytes = 0;
-  memset(array, 0, sizeof *array);
-  array->allocator = mha_memory_allocator(allocator);
-  const mha_allocator memory = array->allocator;
-  mha_status status = mha_open_regular(path, &r.file, &file_bytes, error);
-  if (!status) {
-    r.buffer = mha_memory_allocate(&memory, r.buffer_bytes);
-    if (!r.buffer)
-      status = mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes to read %s with",
-                        r.buffer_bytes, mha_shown_path(path));
-  }
-  if (!status)
-    status = read_header(&r, file_bytes, kind, error);
-  if (!status)
-    status = allocate_array(&r, kind, array, error);
-  if (!status)
-    status = read_numbers(&r, kind, array->data, error);
-  mha_memory_release(&memory, r.buffer, r.buffer_bytes);
-  if (r.file >= 0)
-    (void)close(r.file);
-  if (!status)
-    return mha_succeed(error);
-  mha_npy_array_release(array);
-  return status;
-}
-
-void mha_npy_array_release(mha_npy_array *array) {
-  if (array->data)
-    mha_memory_release(&array->allocator, array->data, array->data_bytes);
-  memset(array, 0, sizeof *array);
-}
-
-/* ---- Writing a file -------------------------------------------------------------------------- */
-
-#define MAGIC_BYTES  10
-#define HEADER_BYTES 256 /* 8 dimensions of 19 digits fit; numbers begin at a multiple of 64 */
-
-static int header_text(int rank, const int64_t *shape, unsigned char *bytes) {
-  char text[HEADER_BYTES];
-  char dimensions[HEADER_BYTES - 60];
-  (void)mha_shape_text(rank, shape, dimensions, sizeof dimensions);
-  const int used = snprintf(text, sizeof text,
-                            "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }", dimensions);
-  const int total = (MAGIC_BYTES + used + 1 + 63) / 64 * 64;
-  const int length = total - MAGIC_BYTES;
-  memcpy(bytes, "\x93NUMPY\x01\x00", 8);
-  bytes[8] = (unsigned char)(length & 0xFF);
-  bytes[9] = (unsigned char)(length >> 8);
-  memset(bytes + MAGIC_BYTES, ' ', (size_t)length - 1);
-  memcpy(bytes + MAGIC_BYTES, text, (size_t)used);
-  bytes[total - 1] = '\n';
-  return total;
-}
-
-mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const float *data,
-                         mha_output *output, mha_error *error) {
-  unsigned char header[HEADER_BYTES + 64];
-  int64_t n = 1;
-  output->has_temporary = 0;
-  for (int axis = 0; axis < rank; axis++)
-    if (rank > MHA_NPY_MAX_RANK || !mha_multiply(n, shape[axis], &n))
-      return mha_fail(error, MHA_ERROR_OVERFLOW,
-                      "the shape for %s has no size; rule: its "
-                      "dimensions are not negative and their product fits 63 bits",
-                      mha_shown_path(path));
-  mha_status status = mha_output_open(path, output, error);
-  if (!status)
-    status = mha_output_write(output, header, (size_t)header_text(rank, shape, header), error);
-  if (!status)
-    status = mha_output_write_floats(output, data, n, error);
-  return status ? status : mha_output_sync(output, error);
-}
-
-mha_status mha_npy_write(const char *path, int rank, const int64_t *shape, const float *data,
-                         mha_error *error) {
-  mha_output output;
-  const mha_status status = mha_npy_stage(path, rank, shape, data, &output, error);
-  return status ? status : mha_output_commit(&output, error);
+const char *mha_npy_type_text(mha_npy_type type) {
+  return types[type].text;
 }

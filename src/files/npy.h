@@ -70,6 +70,12 @@ bool mha_machine_is_big_endian(void);
 /* Bytes of one number in the file. */
 size_t mha_npy_item_bytes(const mha_npy_header *header);
 
+/* A type as a file spells it behind its byte order, such as "f4". */
+const char *mha_npy_type_text(mha_npy_type type);
+
+/* Bytes of one number of a kind in memory. */
+size_t mha_npy_kind_bytes(mha_npy_kind kind);
+
 /* Whether the file's type may become `kind`; UNSUPPORTED otherwise. */
 mha_status mha_npy_check_kind(const char *name, const mha_npy_header *header, mha_npy_kind kind,
                               mha_error *error);

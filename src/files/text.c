@@ -95,3 +95,13 @@ char *mha_shape_text(int rank, const int64_t *shape, char *text, size_t bytes) {
     (void)snprintf(text + used, bytes - used, rank == 1 ? ",)" : ")");
   return text;
 }
+
+bool mha_starts_with(const char *name, const char *start) {
+  return strncmp(name, start, strlen(start)) == 0;
+}
+
+bool mha_ends_with(const char *name, const char *end) {
+  const size_t name_bytes = strlen(name);
+  const size_t end_bytes = strlen(end);
+  return name_bytes >= end_bytes && strcmp(name + name_bytes - end_bytes, end) == 0;
+}

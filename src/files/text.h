@@ -24,4 +24,8 @@ char *mha_shown_text(const char *text, size_t n, char shown[MHA_SHOWN_BYTES]);
 /* Writes a shape as Python does, "(7, 8)", "(7,)" or "()", cut to `bytes`; returns `text`. */
 char *mha_shape_text(int rank, const int64_t *shape, char *text, size_t bytes);
 
+/* Whether a text begins or ends so. */
+bool mha_starts_with(const char *text, const char *start);
+bool mha_ends_with(const char *text, const char *end);
+
 #endif
