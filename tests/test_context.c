@@ -488,6 +488,9 @@ static void the_library_describes_itself(void **state) {
   char text[4096], cut[16];
   (void)state;
   assert_string_equal(mha_version(), MHA_VERSION_STRING);
+  assert_int_equal(mha_version_number(), MHA_VERSION_NUMBER);
+  assert_int_equal(MHA_VERSION_NUMBER,
+                   10000 * MHA_VERSION_MAJOR + 100 * MHA_VERSION_MINOR + MHA_VERSION_PATCH);
   const size_t length = mha_build_info(text, sizeof text);
   assert_true(length < sizeof text);
   assert_int_equal(strlen(text), length);

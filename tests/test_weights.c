@@ -305,6 +305,59 @@ static void references_are_counted(void **state) {
   test_release(&fixture);
 }
 
+static void count_release(void *user) {
+  ++*(int *)user;
+}
+
+/* Borrowed arrays are given back once, with the last reference; not by a creation that fails. */
+static void borrowed_arrays_are_given_back(void **state) {
+  mha_weights *weights = NULL;
+  mha_error error;
+  int released = 0;
+  const test_case c = small_layer(true);
+  (void)state;
+  test_build(&fixture, &c);
+  mha_matrices *m = &fixture.matrices;
+  m->release = count_release;
+  m->release_user = &released;
+  test_expect(mha_weights_create(&fixture.config, m, &weights, &error), MHA_OK, &error);
+  assert_ptr_equal(mha_weights_retain(weights), weights);
+  mha_weights_destroy(weights);
+  assert_int_equal(released, 0);
+  mha_weights_destroy(weights);
+  assert_int_equal(released, 1);
+  m->query_ld = 1;
+  test_expect(mha_weights_create(&fixture.config, m, &weights, &error), MHA_ERROR_STRIDE, &error);
+  m->query_ld = 0;
+  fixture.allocator.fail_at = fixture.allocator.calls + 1;
+  test_expect(mha_weights_create(&fixture.config, m, &weights, &error), MHA_ERROR_MEMORY, &error);
+  m->ownership = MHA_COPY; /* nothing stays borrowed */
+  test_expect(mha_weights_create(&fixture.config, m, &weights, &error), MHA_ERROR_VALUE, &error);
+  assert_non_null(strstr(error.message, "matrices.release"));
+  assert_int_equal(released, 1);
+  test_allocator_check(&fixture.allocator);
+  test_release(&fixture);
+}
+
+static void unknown_element_types(void **state) {
+  const test_case c = small_layer(false);
+  (void)state;
+  test_build(&fixture, &c);
+  int32_t *const elements[] = {&fixture.matrices.query_element, &fixture.matrices.key_element,
+                               &fixture.matrices.value_element, &fixture.matrices.output_element};
+  const char *const names[] = {"query_element", "key_element", "value_element", "output_element"};
+  for (int k = 0; k < 4; k++) {
+    mha_weights *weights = NULL;
+    mha_error error;
+    *elements[k] = k % 2 ? -1 : 1;
+    test_expect(mha_weights_create(&fixture.config, &fixture.matrices, &weights, &error),
+                MHA_ERROR_UNSUPPORTED, &error);
+    assert_non_null(strstr(error.message, names[k]));
+    *elements[k] = MHA_F32;
+  }
+  test_release(&fixture);
+}
+
 /* What was stored before is overwritten with NULL when creation fails. */
 static void failure_stores_null(void **state) {
   mha_config config;
@@ -394,6 +447,8 @@ int main(void) {
       cmocka_unit_test(borrowed_numbers_are_used_as_they_lie),
       cmocka_unit_test(borrowed_numbers_may_change_between_calls),
       cmocka_unit_test(references_are_counted),
+      cmocka_unit_test(borrowed_arrays_are_given_back),
+      cmocka_unit_test(unknown_element_types),
       cmocka_unit_test(failure_stores_null),
       cmocka_unit_test(a_folder_of_npy_files),
       cmocka_unit_test(folders_that_do_not_fit),
