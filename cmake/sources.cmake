@@ -79,8 +79,12 @@ set(MHA_CLI_SOURCES
     src/cli/signals.c
     src/cli/results.c
     src/cli/options.c
+    src/cli/option_values.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/conflicts.c
+    src/cli/run_rules.c
+    src/cli/shape.c
     src/cli/steps.c
     src/cli/svg.c
     src/cli/labels.c
