@@ -87,6 +87,7 @@ set(MHA_CLI_SOURCES
     src/cli/shape.c
     src/cli/steps.c
     src/cli/svg.c
+    src/cli/drawing.c
     src/cli/labels.c
     src/cli/inspect.c
     src/cli/terminal.c
