@@ -85,10 +85,15 @@ set(MHA_CLI_SOURCES
     src/cli/signals.c
     src/cli/results.c
     src/cli/options.c
+    src/cli/option_values.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/conflicts.c
+    src/cli/run_rules.c
+    src/cli/shape.c
     src/cli/steps.c
     src/cli/svg.c
+    src/cli/drawing.c
     src/cli/labels.c
     src/cli/inspect.c
     src/cli/terminal.c

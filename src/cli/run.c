@@ -1,8 +1,11 @@
 /* Owns `mha run`: one layer over .npy files. Everything is read and computed before anything is
  * written. */
 #include "commands.h"
+#include "conflicts.h"
 #include "labels.h"
 #include "results.h"
+#include "run_rules.h"
+#include "shape.h"
 #include "signals.h"
 #include "steps.h"
 #include "svg.h"
@@ -12,7 +15,6 @@
 #include "base/memory.h"
 #include "files/npy.h"
 #include "files/path.h"
-#include "files/text.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -36,8 +38,8 @@ typedef struct run {
   mha_context *context;
   mha_config config; /* of the layer, every size derived */
   bool has_batch;    /* the input has a batch dimension, so the results have it too */
-  mha_npy_array query, key, value, attend, bias, slopes, sinks, cosines, sines;
-  mha_rules rules;
+  mha_npy_array query, key, value, cosines, sines;
+  mha_run_rules run_rules;
   mha_results asked;
   mha_forward_args args;
   mha_labels labels;
@@ -48,63 +50,7 @@ static const mha_option_value *option(const run *r, mha_option which) {
   return &r->options->values[which];
 }
 
-/* ---- The command line ------------------------------------------------------------------------ */
-
-static mha_status check_rope(const mha_option_value *v, mha_error *error) {
-  const bool tables = v[MHA_OPTION_ROPE_COS].given;
-  if (v[MHA_OPTION_ROPE_SIN].given != tables)
-    return mha_fail(error, MHA_ERROR_VALUE, "%s is given without %s; rule: both or none",
-                    tables ? "--rope-cos" : "--rope-sin", tables ? "--rope-sin" : "--rope-cos");
-  if (v[MHA_OPTION_ROTARY].integer % 2 != 0)
-    return mha_fail(error, MHA_ERROR_VALUE, "--rotary is %" PRId64 "; rule: an even number",
-                    v[MHA_OPTION_ROTARY].integer);
-  return MHA_OK;
-}
-
-static mha_status check_pairs(const mha_option_value *v, mha_error *error) {
-  static const struct {
-    mha_option one, other;
-    const char *rule;
-  } pairs[] = {
-      {MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE_COS, "angles come from one of them"},
-      {MHA_OPTION_KEY, MHA_OPTION_STEPS, "steps are for self attention"},
-      {MHA_OPTION_ALIGN, MHA_OPTION_STEPS, "in steps each query is at its own key"},
-      {MHA_OPTION_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the keys"},
-      {MHA_OPTION_QUERY_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the tokens"},
-      {MHA_OPTION_LABELS, MHA_OPTION_KEY, "labels are for the tokens of self attention"},
-  };
-  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
-    if (v[pairs[i].one].given && v[pairs[i].other].given)
-      return mha_fail(error, MHA_ERROR_VALUE, "%s is given with %s; rule: %s",
-                      mha_option_name(pairs[i].one), mha_option_name(pairs[i].other),
-                      pairs[i].rule);
-  return MHA_OK;
-}
-
-/* What options forbid each other. */
-static mha_status check(const mha_option_value *v, mha_error *error) {
-  const mha_option_value *stage = &v[MHA_OPTION_STAGE];
-  if (v[MHA_OPTION_KV_HEADS].given &&
-      v[MHA_OPTION_HEADS].integer % v[MHA_OPTION_KV_HEADS].integer != 0)
-    return mha_fail(error, MHA_ERROR_HEADS,
-                    "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",
-                    v[MHA_OPTION_KV_HEADS].integer, v[MHA_OPTION_HEADS].integer);
-  if (v[MHA_OPTION_SVG].given && stage->given && stage->stage != MHA_STAGE_WEIGHTS)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "--svg is given with --stage %s; rule: the picture shows the stage weights",
-                    stage->text);
-  const mha_status status = check_pairs(v, error);
-  return status ? status : check_rope(v, error);
-}
-
 /* ---- Layer and sequences --------------------------------------------------------------------- */
-
-static mha_status fail_shape(const char *path, const mha_npy_array *array, const char *rule,
-                             mha_error *error) {
-  char shape[128];
-  return mha_fail(error, MHA_ERROR_SIZE, "%s has shape %s; rule: %s", mha_shown_path(path),
-                  mha_shape_text(array->rank, array->shape, shape, sizeof shape), rule);
-}
 
 /* The tables of cosines and sines, [positions][rotary/2] each, which are not copied. */
 static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
@@ -119,13 +65,13 @@ static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
     return status;
   const int64_t *shape = r->cosines.shape;
   if (r->cosines.rank != 2 || shape[1] < 1 || shape[1] > INT32_MAX)
-    return fail_shape(cosines, &r->cosines, "[positions][R/2] with R/2 of at least 1", error);
+    return mha_shape_fail(cosines, &r->cosines, "[positions][R/2] with R/2 of at least 1", error);
   if (config->rotary_size == 0)
     config->rotary_size = 2 * shape[1];
   if (config->rotary_size != 2 * shape[1])
-    return fail_shape(cosines, &r->cosines, "[positions][R/2] with the R of --rotary", error);
+    return mha_shape_fail(cosines, &r->cosines, "[positions][R/2] with the R of --rotary", error);
   if (r->sines.rank != 2 || r->sines.shape[0] != shape[0] || r->sines.shape[1] != shape[1])
-    return fail_shape(sines, &r->sines, "the shape of --rope-cos", error);
+    return mha_shape_fail(sines, &r->sines, "the shape of --rope-cos", error);
   config->rope_positions = shape[0];
   config->rope_cos = r->cosines.data;
   config->rope_sin = r->sines.data;
@@ -170,7 +116,7 @@ static mha_status read_sequence(const run *r, mha_option which, int64_t width, c
     return MHA_OK;
   (void)snprintf(rule, sizeof rule, "[L][%s] or [B][L][%s] with the weights' %s = %" PRId64, letter,
                  letter, letter, width);
-  return fail_shape(path, array, rule, error);
+  return mha_shape_fail(path, array, rule, error);
 }
 
 /* Keys or values: as many batch entries as the input has, and their own length. */
@@ -181,11 +127,11 @@ static mha_status read_more(run *r, mha_option which, int64_t width, const char 
   if (status)
     return status;
   if (array->rank != r->query.rank || (r->has_batch && array->shape[0] != r->query.shape[0]))
-    return fail_shape(path, array, "the batch dimension of --input, or none where that has none",
-                      error);
+    return mha_shape_fail(path, array,
+                          "the batch dimension of --input, or none where that has none", error);
   const int64_t length = array->shape[array->rank - 2];
   if (which == MHA_OPTION_VALUE && length != r->args.key_length)
-    return fail_shape(path, array, "as many rows as --key", error);
+    return mha_shape_fail(path, array, "as many rows as --key", error);
   r->args.key_length = length;
   return MHA_OK;
 }
@@ -208,112 +154,6 @@ static mha_status read_sequences(run *r, mha_error *error) {
     status = read_more(r, MHA_OPTION_VALUE, r->config.value_width, "Ev", &r->value, error);
   args->key = r->key.data;
   args->value = r->value.data;
-  return status;
-}
-
-/* ---- Who attends to whom --------------------------------------------------------------------- */
-
-/* Reads [B|1][H|1][Lq|1][Lk], of which the first ones may be missing, if the option is given. */
-static mha_status read_extents(const run *r, mha_option which, mha_npy_kind kind,
-                               mha_npy_array *array, int64_t extents[4], mha_error *error) {
-  const char *path = option(r, which)->text;
-  if (!option(r, which)->given)
-    return MHA_OK;
-  const mha_status status = mha_npy_read(path, kind, NULL, array, error);
-  if (status)
-    return status;
-  if (array->rank < 1 || array->rank > 4)
-    return fail_shape(path, array, "[B|1][H|1][Lq|1][Lk] or the last ones of these", error);
-  for (int axis = 0; axis < 4; axis++)
-    extents[axis] = axis < 4 - array->rank ? 1 : array->shape[axis - (4 - array->rank)];
-  return MHA_OK;
-}
-
-static mha_status read_masks(run *r, mha_error *error) {
-  mha_rules *a = &r->rules;
-  int64_t m[4] = {0};
-  int64_t n[4] = {0};
-  mha_status status = read_extents(r, MHA_OPTION_ATTEND, MHA_NPY_BYTES, &r->attend, m, error);
-  a->attend = (mha_mask){r->attend.data, m[0], m[1], m[2], m[3], 0, 0, 0, 0, 0};
-  if (!status)
-    status = read_extents(r, MHA_OPTION_BIAS, MHA_NPY_FLOATS, &r->bias, n, error);
-  a->bias = (mha_bias){r->bias.data, n[0], n[1], n[2], n[3], 0, 0, 0, MHA_F32, 0};
-  return status;
-}
-
-/* Reads [H], if the option is given. */
-static mha_status read_per_head(const run *r, mha_option which, mha_npy_array *array,
-                                const float **numbers, mha_error *error) {
-  const char *path = option(r, which)->text;
-  if (!option(r, which)->given)
-    return MHA_OK;
-  const mha_status status = mha_npy_read(path, MHA_NPY_FLOATS, NULL, array, error);
-  if (status)
-    return status;
-  *numbers = array->data;
-  return array->rank == 1 && array->shape[0] == r->config.n_heads
-             ? MHA_OK
-             : fail_shape(path, array, "[H], one number for each of --heads", error);
-}
-
-/* A number for each batch entry, at most `most`, which `letter` stands for. */
-static mha_status take_lengths(const run *r, mha_option which, int64_t most, const char *letter,
-                               const int64_t **lengths, mha_error *error) {
-  const mha_option_value *value = option(r, which);
-  const char *name = mha_option_name(which);
-  *lengths = value->list;
-  if (value->given && value->list_count != r->args.batch)
-    return mha_fail(error, MHA_ERROR_LENGTH,
-                    "%s is \"%.64s\", numbers for %" PRId64 " batch entries; rule: one for each of "
-                    "the %" PRId64,
-                    name, value->text, value->list_count, r->args.batch);
-  for (int64_t i = 0; i < value->list_count; i++)
-    if (value->list[i] > most)
-      return mha_fail(error, MHA_ERROR_LENGTH,
-                      "%s is \"%.64s\", %" PRId64 " for batch entry %" PRId64
-                      "; rule: at most %s = %" PRId64,
-                      name, value->text, value->list[i], i, letter, most);
-  return MHA_OK;
-}
-
-static void take_rules(run *r) {
-  mha_rules *a = &r->rules;
-  const mha_option_value *window = option(r, MHA_OPTION_WINDOW);
-  a->causal = option(r, MHA_OPTION_CAUSAL)->given;
-  a->alignment = option(r, MHA_OPTION_ALIGN)->alignment;
-  a->offset = option(r, MHA_OPTION_ALIGN)->integer;
-  a->scale = (float)option(r, MHA_OPTION_SCALE)->number;
-  a->softcap = (float)option(r, MHA_OPTION_SOFTCAP)->number;
-  if (option(r, MHA_OPTION_SCALE)->given)
-    a->flags |= MHA_SCALE;
-  if (option(r, MHA_OPTION_SOFTCAP)->given)
-    a->flags |= MHA_SOFTCAP;
-  if (window->given) {
-    a->flags |= MHA_WINDOW;
-    a->window_left = window->list[0];
-    a->window_right = window->list[1];
-  }
-}
-
-static mha_status read_rules(run *r, mha_error *error) {
-  mha_rules *a = &r->rules;
-  MHA_INIT(a);
-  MHA_INIT(&r->asked);
-  take_rules(r);
-  const int64_t n_queries = r->args.query_length;
-  mha_status status =
-      take_lengths(r, MHA_OPTION_LENGTHS, r->key.data ? r->args.key_length : n_queries, "Lk",
-                   &a->key_lengths, error);
-  if (!status)
-    status = take_lengths(r, MHA_OPTION_QUERY_LENGTHS, n_queries, "Lq", &a->query_lengths, error);
-  if (!status)
-    status = read_masks(r, error);
-  if (!status)
-    status = read_per_head(r, MHA_OPTION_ALIBI, &r->slopes, &a->alibi_slopes, error);
-  if (!status)
-    status = read_per_head(r, MHA_OPTION_SINKS, &r->sinks, &a->sinks, error);
-  r->args.rules = a;
-  r->args.results = &r->asked;
   return status;
 }
 
@@ -366,7 +206,9 @@ static mha_status make_results(run *r, mha_error *error) {
   const mha_option_value *asked = option(r, MHA_OPTION_ATTN_WEIGHTS);
   const int64_t output[] = {maps.n_queries, r->config.output_width};
   const int64_t weights[] = {maps.n_heads, maps.n_queries, maps.n_keys};
+  MHA_INIT(&r->asked);
   r->asked.stage = option(r, MHA_OPTION_STAGE)->stage;
+  r->args.results = &r->asked;
   mha_status status = svg->given ? mha_svg_check(svg->text, &maps, error) : MHA_OK;
   if (!status)
     status = make_result(r, RESULT_OUTPUT, option(r, MHA_OPTION_OUTPUT), 2, output, &r->args.output,
@@ -410,12 +252,12 @@ static mha_status write_results(const run *r, mha_error *error) {
 
 static void release(run *r) {
   const mha_allocator memory = mha_memory_allocator(NULL);
-  mha_npy_array *arrays[] = {&r->query,  &r->key,   &r->value,   &r->attend, &r->bias,
-                             &r->slopes, &r->sinks, &r->cosines, &r->sines};
+  mha_npy_array *arrays[] = {&r->query, &r->key, &r->value, &r->cosines, &r->sines};
   mha_context_destroy(r->context);
   mha_weights_destroy(r->weights); /* points to the tables */
   for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
     mha_npy_array_release(arrays[i]);
+  mha_run_rules_release(&r->run_rules);
   mha_labels_release(&r->labels);
   for (int i = 0; i < N_ARRAYS; i++)
     mha_memory_release(&memory, r->results[i].data, r->results[i].bytes);
@@ -426,7 +268,7 @@ static void release(run *r) {
 /* Before anything is computed; what is wrong on the command line in sight of the input is told by
  * `exit_status`. */
 static mha_status prepare(run *r, int *exit_status, mha_error *error) {
-  mha_status status = check(r->options->values, error);
+  mha_status status = mha_conflicts_check(r->options->values, error);
   if (!status)
     status = mha_results_check(r->options, result_options, N_RESULTS, error);
   if (status && status != MHA_ERROR_IO)
@@ -440,7 +282,7 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
   status =
       mha_labels_cut(option(r, MHA_OPTION_LABELS)->text, r->args.query_length, &r->labels, error);
   if (!status)
-    status = read_rules(r, error);
+    status = mha_run_rules_read(r->options, r->config.n_heads, &r->run_rules, &r->args, error);
   if (status == MHA_ERROR_LENGTH)
     *exit_status = MHA_EXIT_USAGE;
   return status ? status : make_results(r, error);
