@@ -81,12 +81,12 @@ function(mha_link_strictly target map)
   set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${map})
 endfunction()
 
-# The row kernels: the whole speed of softmax is in their vectorisation. None of these options
+# The row kernels: their whole speed is in their vectorisation. None of these options
 # changes the treatment of NaN and infinities. To be called in each folder that compiles them.
 function(mha_tune_kernels)
   if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
     set_source_files_properties(
-      ${PROJECT_SOURCE_DIR}/src/engine/softmax.c
+      ${PROJECT_SOURCE_DIR}/src/engine/softmax.c ${PROJECT_SOURCE_DIR}/src/engine/vector.c
       PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math;-ffp-contract=fast")
   endif()
 endfunction()

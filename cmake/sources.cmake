@@ -35,6 +35,7 @@ set(MHA_SOURCES
     src/attention/tiles.c
     src/attention/visibility.c
     src/engine/softmax.c
+    src/engine/vector.c
     src/runtime/trace.c
     src/engine/engine.c
     src/engine/products.c

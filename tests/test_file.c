@@ -238,7 +238,8 @@ static void what_is_converted_is_not_kept(void **state) {
   MHA_INIT(&options);
   options.release = count_release;
   options.release_user = &released;
-  test_expect(mha_file_open_bytes(askew + 1, made.n_bytes, &options, &file, &error), MHA_OK, &error);
+  test_expect(mha_file_open_bytes(askew + 1, made.n_bytes, &options, &file, &error), MHA_OK,
+              &error);
   test_expect(mha_weights_load_from(&config, file, "l0.", &weights, &error), MHA_OK, &error);
   mha_file_destroy(file);
   assert_int_equal(released, 1);
@@ -275,7 +276,8 @@ static void layers_that_do_not_load(void **state) {
   test_expect(mha_weights_load_from(&config, file, "l0.", &weights, &error), MHA_ERROR_HEADS,
               &error);
   test_expect(mha_weights_load_from(NULL, file, "l0.", &weights, &error), MHA_ERROR_NULL, &error);
-  test_expect(mha_weights_load_from(&config, NULL, "l0.", &weights, &error), MHA_ERROR_NULL, &error);
+  test_expect(mha_weights_load_from(&config, NULL, "l0.", &weights, &error), MHA_ERROR_NULL,
+              &error);
   test_expect(mha_weights_load_from(&config, file, "l0.", NULL, &error), MHA_ERROR_NULL, &error);
   mha_file_destroy(file);
   assert_int_equal(released, 1); /* no layer was left behind that uses it */
@@ -440,16 +442,11 @@ static void allocations_that_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(contents_are_told),
-      cmocka_unit_test(counts_that_nobody_wants),
-      cmocka_unit_test(many_layers_of_one_file),
-      cmocka_unit_test(what_is_converted_is_not_kept),
-      cmocka_unit_test(layers_that_do_not_load),
-      cmocka_unit_test(many_threads_load),
-      cmocka_unit_test(files_that_do_not_open),
-      cmocka_unit_test(options_that_are_wrong),
-      cmocka_unit_test(questions_that_are_wrong),
-      cmocka_unit_test(allocations_that_fail),
+      cmocka_unit_test(contents_are_told),        cmocka_unit_test(counts_that_nobody_wants),
+      cmocka_unit_test(many_layers_of_one_file),  cmocka_unit_test(what_is_converted_is_not_kept),
+      cmocka_unit_test(layers_that_do_not_load),  cmocka_unit_test(many_threads_load),
+      cmocka_unit_test(files_that_do_not_open),   cmocka_unit_test(options_that_are_wrong),
+      cmocka_unit_test(questions_that_are_wrong), cmocka_unit_test(allocations_that_fail),
   };
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -71,8 +71,7 @@ static void attend_to_part(parts *p, int64_t u, int64_t begin, mha_context *cont
   args.results = &results;
   results.log_sum_exp = p->lse[u];
   test_expect(mha_attend(context, &f.q, &k, &v, &args, &error), MHA_OK, &error);
-  p->outputs[u] =
-      (mha_tensor){output, c->B, c->Lq, c->H, c->dv, 0, 0, 0, 0, MHA_F32, 0};
+  p->outputs[u] = (mha_tensor){output, c->B, c->Lq, c->H, c->dv, 0, 0, 0, 0, MHA_F32, 0};
 }
 
 /* Attends to `n` parts of the fixture's keys, some of which may have none. */
@@ -82,10 +81,12 @@ static void make_parts(parts *p, int64_t n) {
   memset(p, 0, sizeof *p);
   p->n = n;
   /* explicit strides, which a part keeps */
-  f.k = (mha_tensor){f.key.data, c->B, c->Lk, c->G, c->d, f.key.batch_stride, f.key.row_stride,
-                     f.key.head_stride, 1, MHA_F32, 0};
-  f.v = (mha_tensor){f.value.data, c->B, c->Lk, c->G, c->dv, f.value.batch_stride,
-                     f.value.row_stride, f.value.head_stride, 1, MHA_F32, 0};
+  f.k = (mha_tensor){
+      f.key.data,        c->B, c->Lk,   c->G, c->d, f.key.batch_stride, f.key.row_stride,
+      f.key.head_stride, 1,    MHA_F32, 0};
+  f.v = (mha_tensor){
+      f.value.data,        c->B, c->Lk,   c->G, c->dv, f.value.batch_stride, f.value.row_stride,
+      f.value.head_stride, 1,    MHA_F32, 0};
   test_expect(mha_context_create(NULL, &context, NULL), MHA_OK, NULL);
   for (int64_t u = 0, begin = 0; u < n; begin = p->ends[u++]) {
     p->ends[u] = u == n - 1 ? c->Lk : test_random_range(&f.random, begin, c->Lk);
@@ -319,23 +320,74 @@ static void what_is_refused(void **state) {
     build_by_hand(&h, 0.0F, 0.0F);
     mha_merge_args *a = &h.args;
     switch (which) {
-    case 0: a->struct_size = 3; refuse(&h, MHA_ERROR_STRUCT_SIZE, "struct_size"); break;
-    case 1: a->n_parts = 0; refuse(&h, MHA_ERROR_SIZE, "n_parts"); break;
-    case 2: a->n_parts = INT64_MIN; refuse(&h, MHA_ERROR_SIZE, "n_parts"); break;
-    case 3: a->outputs = NULL; refuse(&h, MHA_ERROR_NULL, "outputs"); break;
-    case 4: a->log_sum_exps = NULL; refuse(&h, MHA_ERROR_NULL, "log_sum_exps"); break;
-    case 5: h.lists[1] = NULL; refuse(&h, MHA_ERROR_NULL, "log_sum_exps[1]"); break;
-    case 6: h.tensors[1].data = NULL; refuse(&h, MHA_ERROR_NULL, "outputs"); break;
-    case 7: h.tensors[1].size = 1; refuse(&h, MHA_ERROR_SIZE, "outputs[1]"); break;
-    case 8: h.tensors[0].heads = 0; refuse(&h, MHA_ERROR_SIZE, "outputs[0]"); break;
-    case 9: h.tensors[1].element = 1; refuse(&h, MHA_ERROR_UNSUPPORTED, "element"); break;
-    case 10: h.tensors[1].size_stride = 2; refuse(&h, MHA_ERROR_STRIDE, "size stride"); break;
-    case 11: a->output = NULL; refuse(&h, MHA_ERROR_NULL, "args.output"); break;
-    case 12: a->output = h.outputs[1] + 1; refuse(&h, MHA_ERROR_OVERLAP, "overlaps"); break;
-    case 13: a->log_sum_exp = h.merged; refuse(&h, MHA_ERROR_OVERLAP, "overlaps"); break;
-    case 14: a->log_sum_exp = h.outputs[0]; refuse(&h, MHA_ERROR_OVERLAP, "overlaps"); break;
-    case 15: a->sinks = bad_sinks; refuse(&h, MHA_ERROR_VALUE, "sinks[0]"); break;
-    default: a->sinks = h.merged; refuse(&h, MHA_ERROR_OVERLAP, "overlaps"); break;
+    case 0:
+      a->struct_size = 3;
+      refuse(&h, MHA_ERROR_STRUCT_SIZE, "struct_size");
+      break;
+    case 1:
+      a->n_parts = 0;
+      refuse(&h, MHA_ERROR_SIZE, "n_parts");
+      break;
+    case 2:
+      a->n_parts = INT64_MIN;
+      refuse(&h, MHA_ERROR_SIZE, "n_parts");
+      break;
+    case 3:
+      a->outputs = NULL;
+      refuse(&h, MHA_ERROR_NULL, "outputs");
+      break;
+    case 4:
+      a->log_sum_exps = NULL;
+      refuse(&h, MHA_ERROR_NULL, "log_sum_exps");
+      break;
+    case 5:
+      h.lists[1] = NULL;
+      refuse(&h, MHA_ERROR_NULL, "log_sum_exps[1]");
+      break;
+    case 6:
+      h.tensors[1].data = NULL;
+      refuse(&h, MHA_ERROR_NULL, "outputs");
+      break;
+    case 7:
+      h.tensors[1].size = 1;
+      refuse(&h, MHA_ERROR_SIZE, "outputs[1]");
+      break;
+    case 8:
+      h.tensors[0].heads = 0;
+      refuse(&h, MHA_ERROR_SIZE, "outputs[0]");
+      break;
+    case 9:
+      h.tensors[1].element = 1;
+      refuse(&h, MHA_ERROR_UNSUPPORTED, "element");
+      break;
+    case 10:
+      h.tensors[1].size_stride = 2;
+      refuse(&h, MHA_ERROR_STRIDE, "size stride");
+      break;
+    case 11:
+      a->output = NULL;
+      refuse(&h, MHA_ERROR_NULL, "args.output");
+      break;
+    case 12:
+      a->output = h.outputs[1] + 1;
+      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
+      break;
+    case 13:
+      a->log_sum_exp = h.merged;
+      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
+      break;
+    case 14:
+      a->log_sum_exp = h.outputs[0];
+      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
+      break;
+    case 15:
+      a->sinks = bad_sinks;
+      refuse(&h, MHA_ERROR_VALUE, "sinks[0]");
+      break;
+    default:
+      a->sinks = h.merged;
+      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
+      break;
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "base/arithmetic.h"
 #include "base/error.h"
 #include "base/tensor.h"
+#include "engine/vector.h"
 
 #include <math.h>
 
@@ -123,8 +124,8 @@ static void merge_columns(const mha_merge_args *a, int64_t b, int64_t i, int64_t
     const float lse = a->log_sum_exps[u][row];
     const float *part = part_row(&a->outputs[u], b, i, h) + first;
     const double factor = exp((double)lse - max) * scale;
-    for (int64_t c = 0; lse != -INFINITY && c < n; c++)
-      sums[c] += factor * (double)part[c];
+    if (lse != -INFINITY)
+      mha_vector_gather(sums, part, factor, n);
   }
   for (int64_t c = 0; c < n; c++)
     output[first + c] = (float)sums[c];

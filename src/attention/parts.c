@@ -5,6 +5,7 @@
 #include "parts.h"
 
 #include "engine/softmax.h"
+#include "engine/vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -120,8 +121,7 @@ static void merge_row(const mha_core *core, const part_results *p, int64_t b, in
         p->max[part] == -INFINITY ? 0.0f : mha_exp(p->max[part] - core->row_max[index]);
     if (factor == 0.0f) /* a sum that overflowed would still count */
       continue;
-    for (int64_t c = 0; c < core->dv; c++)
-      row[c] += factor * p->output[part * core->dv + c];
+    mha_vector_add_scaled(row, p->output + part * core->dv, factor, core->dv);
   }
   mha_rows_finish_one(core, h, core->row_max[index], core->row_sum[index], poison, row);
 }

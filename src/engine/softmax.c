@@ -2,22 +2,10 @@
  * vectorise; where the toolchain can, each exists once per x86-64 level and the loader picks. */
 #include "softmax.h"
 
+#include "clones.h"
+
 #include <math.h>
 #include <string.h>
-
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
-    !defined(MHA_BASELINE)
-#define MHA_HAS_CLONES 1
-#define MHA_CLONES     __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define MHA_HAS_CLONES 0
-#define MHA_CLONES
-#endif
-
-/* Products and sums may be fused, also across statements: it changes no more than a rounding. */
-#ifdef __clang__
-#pragma clang fp contract(fast)
-#endif
 
 /* ---- exp ----
  * For x <= 0: exp(x) = 2^k · exp(r) with k = round(x / ln 2) and r = x - k·ln 2, |r| <= ln 2 / 2.

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "engine/softmax.h"
+#include "engine/vector.h"
 
 #include <string.h>
 
@@ -126,8 +127,7 @@ static void add_bias(const panel *q) {
   const float *bias = q->p->projection->bias;
   for (int64_t r = 0; bias && r < q->rows; r++) {
     float *y = q->y + r * q->y_stride;
-    for (int64_t c = 0; c < q->columns; c++)
-      y[c] += bias[q->column + c];
+    mha_vector_add(y, bias + q->column, q->columns);
   }
 }
 
@@ -154,8 +154,7 @@ static void add_identity(const panel *q) {
   for (int64_t r = 0; r < q->rows; r++) {
     const float *x = q->x + r * q->p->x_shape.row_stride + q->column;
     float *y = q->y + r * q->y_stride;
-    for (int64_t c = 0; c < q->columns; c++)
-      y[c] += x[c];
+    mha_vector_add(y, x, q->columns);
   }
 }
 
@@ -252,8 +251,7 @@ static void add_parts(const cut *c) {
   whole.columns = w->out;
   start_from_bias(&whole);
   for (int64_t part = 0; part < c->parts; part++)
-    for (int64_t j = 0; j < w->out; j++)
-      whole.y[j] += c->p->partial[part * w->out + j];
+    mha_vector_add(whole.y, c->p->partial + part * w->out, w->out);
 }
 
 /* ---- the tasks ---- */

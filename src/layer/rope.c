@@ -3,7 +3,8 @@
  *   (a, b) -> (a·cos - b·sin, b·cos + a·sin)                                                     */
 #include "rope.h"
 
-#include "base/memory.h"
+#include "base/arithmetic.h"
+#include "engine/vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -41,15 +42,6 @@ static void look_up(const mha_config *c, const double *frequencies, int64_t posi
   }
 }
 
-static void turn_pairs(float *a, float *b, int64_t step, int64_t n, const turn *t) {
-  for (int64_t p = 0; p < n; p++) {
-    const float x = a[p * step];
-    const float y = b[p * step];
-    a[p * step] = x * t->cosine[p] - y * t->sine[p];
-    b[p * step] = y * t->cosine[p] + x * t->sine[p];
-  }
-}
-
 void mha_rope_row(const mha_config *c, const double *frequencies, int64_t position, int64_t heads,
                   float *row) {
   const int64_t pairs = c->rope == MHA_ROPE_NONE ? 0 : c->rotary_size / 2;
@@ -59,8 +51,11 @@ void mha_rope_row(const mha_config *c, const double *frequencies, int64_t positi
     const int64_t n = mha_min(PAIRS, pairs - first);
     look_up(c, frequencies, position, first, n, &t);
     for (int64_t h = 0; h < heads; h++) {
-      float *a = row + h * c->head_size + (halves ? first : 2 * first);
-      turn_pairs(a, a + (halves ? pairs : 1), halves ? 1 : 2, n, &t);
+      float *head = row + h * c->head_size;
+      if (halves)
+        mha_vector_turn_halves(head + first, head + pairs + first, t.cosine, t.sine, n);
+      else
+        mha_vector_turn_neighbours(head + 2 * first, t.cosine, t.sine, n);
     }
   }
 }

@@ -1,0 +1,65 @@
+/* Owns the row kernels of a layer: sums, normalisation, turns. Plain C loops that compilers
+ * vectorise, once per x86-64 level. */
+#include "vector.h"
+
+#include "clones.h"
+
+MHA_CLONES void mha_vector_add(float *restrict y, const float *restrict x, int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    y[j] += x[j];
+}
+
+MHA_CLONES void mha_vector_add_scaled(float *restrict y, const float *restrict x, float factor,
+                                      int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    y[j] += factor * x[j];
+}
+
+MHA_CLONES void mha_vector_gather(double *restrict sums, const float *restrict x, double factor,
+                                  int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    sums[j] += factor * (double)x[j];
+}
+
+enum { LANES = 8 };
+
+MHA_CLONES double mha_vector_squares(const float *x, int64_t n) {
+  double lanes[LANES] = {0};
+  int64_t j = 0;
+  for (; j + LANES <= n; j += LANES)
+    for (int k = 0; k < LANES; k++)
+      lanes[k] += (double)x[j + k] * (double)x[j + k];
+  double sum = 0.0;
+  for (; j < n; j++)
+    sum += (double)x[j] * (double)x[j];
+  for (int k = 0; k < LANES; k++)
+    sum += lanes[k];
+  return sum;
+}
+
+MHA_CLONES void mha_vector_weigh(float *restrict x, const float *restrict weight, float factor,
+                                 int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    x[j] = x[j] * factor * weight[j];
+}
+
+MHA_CLONES void mha_vector_turn_halves(float *restrict a, float *restrict b,
+                                       const float *restrict cosine, const float *restrict sine,
+                                       int64_t n) {
+  for (int64_t p = 0; p < n; p++) {
+    const float x = a[p];
+    const float y = b[p];
+    a[p] = x * cosine[p] - y * sine[p];
+    b[p] = y * cosine[p] + x * sine[p];
+  }
+}
+
+MHA_CLONES void mha_vector_turn_neighbours(float *restrict pairs, const float *restrict cosine,
+                                           const float *restrict sine, int64_t n) {
+  for (int64_t p = 0; p < n; p++) {
+    const float x = pairs[2 * p];
+    const float y = pairs[2 * p + 1];
+    pairs[2 * p] = x * cosine[p] - y * sine[p];
+    pairs[2 * p + 1] = y * cosine[p] + x * sine[p];
+  }
+}
