@@ -18,10 +18,18 @@ void check(mha_status status, const mha_error &error) {
 }
 
 struct Destroy {
-  void operator()(mha_weights *weights) const { mha_weights_destroy(weights); }
-  void operator()(mha_context *context) const { mha_context_destroy(context); }
-  void operator()(mha_cache *cache) const { mha_cache_destroy(cache); }
-  void operator()(mha_file *file) const { mha_file_destroy(file); }
+  void operator()(mha_weights *weights) const {
+    mha_weights_destroy(weights);
+  }
+  void operator()(mha_context *context) const {
+    mha_context_destroy(context);
+  }
+  void operator()(mha_cache *cache) const {
+    mha_cache_destroy(cache);
+  }
+  void operator()(mha_file *file) const {
+    mha_file_destroy(file);
+  }
 };
 
 using Weights = std::unique_ptr<mha_weights, Destroy>;
@@ -53,7 +61,9 @@ struct Arrays {
   }
   Arrays(const Arrays &) = delete;
   Arrays &operator=(const Arrays &) = delete;
-  ~Arrays() { alive--; }
+  ~Arrays() {
+    alive--;
+  }
 };
 int Arrays::alive = 0;
 
