@@ -18,7 +18,8 @@ static try_function *const functions[] = {
     fuzz_try_cache_entry,  fuzz_try_self_attention, fuzz_make_layer,      fuzz_try_forward,
     fuzz_try_scratch,      fuzz_try_trace,          fuzz_try_layer,       fuzz_try_forward,
     fuzz_make_context,     fuzz_try_attend,         fuzz_try_files,       fuzz_try_small_functions,
-    fuzz_try_cache_append, fuzz_try_cache_entry,    fuzz_try_cache_entry, fuzz_try_forward};
+    fuzz_try_cache_append, fuzz_try_cache_entry,    fuzz_try_cache_entry, fuzz_try_forward,
+    fuzz_try_merge};
 
 enum { N_FUNCTIONS = sizeof functions / sizeof *functions };
 

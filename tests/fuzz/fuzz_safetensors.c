@@ -76,6 +76,57 @@ static void use_names(const mha_safetensors *parsed) {
   }
 }
 
+/* The same bytes as a file that is open: what it tells of itself, and every layer that loads. */
+static void use_layers(mha_file *file, int64_t n_tensors, int64_t n_layers) {
+  for (int64_t k = 0; k < n_layers; k++) {
+    mha_layer_info layer;
+    mha_config config;
+    mha_weights *weights = NULL;
+    mha_error error;
+    MHA_INIT(&layer);
+    MHA_INIT(&config);
+    FUZZ_CHECK(mha_file_layer(file, k, &layer, &error) == MHA_OK);
+    FUZZ_CHECK((layer.missing[0] == '\0') == (layer.is_complete != 0));
+    for (int part = 0; part < MHA_N_PARTS; part++)
+      FUZZ_CHECK(layer.parts[part] >= -1 && layer.parts[part] < n_tensors);
+    config.n_heads = 1 + k % 3;
+    config.norm_epsilon = 1e-5F;
+    const mha_status status = mha_weights_load_from(&config, file, layer.prefix, &weights, &error);
+    FUZZ_CHECK((status == MHA_OK) == (weights != NULL));
+    FUZZ_CHECK(status != MHA_OK || (layer.is_complete && !layer.unsupported));
+    mha_weights_destroy(weights);
+  }
+}
+
+static void count_release(void *user) {
+  ++*(int *)user;
+}
+
+static void use_file(const uint8_t *data, size_t size, int64_t n) {
+  mha_file_options options;
+  mha_file *file = NULL;
+  mha_error error;
+  int64_t n_tensors = -1;
+  int64_t n_layers = -1;
+  int released = 0;
+  MHA_INIT(&options);
+  options.release = count_release;
+  options.release_user = &released;
+  if (mha_file_open_bytes(data, size, &options, &file, &error) != MHA_OK)
+    return;
+  FUZZ_CHECK(mha_file_count(file, &n_tensors, &n_layers, &error) == MHA_OK);
+  FUZZ_CHECK(n_tensors == n && n_layers >= 0 && n_layers <= n);
+  for (int64_t i = 0; i < n_tensors; i++) {
+    mha_tensor_info tensor;
+    MHA_INIT(&tensor);
+    FUZZ_CHECK(mha_file_tensor(file, i, &tensor, &error) == MHA_OK);
+    FUZZ_CHECK(tensor.rank >= 0 && tensor.rank <= MHA_MAX_RANK);
+  }
+  use_layers(file, n_tensors, n_layers);
+  mha_file_destroy(file);
+  FUZZ_CHECK(released == 1);
+}
+
 /* Returns whether the file was accepted. */
 static bool use(const uint8_t *data, size_t size) {
   mha_safetensors parsed;
@@ -91,8 +142,10 @@ static bool use(const uint8_t *data, size_t size) {
     FUZZ_CHECK(i == 0 || strcmp(parsed.items[i - 1].name, parsed.items[i].name) < 0);
     use_tensor(&parsed.items[i], data, size);
   }
-  if (status == MHA_OK)
+  if (status == MHA_OK) {
     use_names(&parsed);
+    use_file(data, size, parsed.n);
+  }
   mha_safetensors_release(&parsed);
   return status == MHA_OK;
 }

@@ -123,6 +123,7 @@ void fuzz_try_cache_append(fuzz_session *session);
 void fuzz_try_forward(fuzz_session *session);
 void fuzz_try_self_attention(fuzz_session *session);
 void fuzz_try_attend(fuzz_session *session);
+void fuzz_try_merge(fuzz_session *session);
 void fuzz_try_small_functions(fuzz_session *session);
 
 /* ---- for those that touch caches ---- */
