@@ -50,8 +50,7 @@ static void choose(merge_trial *t) {
   }
   if (fuzz_read_one_in(r, 2)) {
     t->args.log_sum_exp = fuzz_pool_output(&t->trial.pool, B * H * L, FUZZ_BOTH_RUNS, true);
-    fuzz_pool_allow(&t->trial.pool, t->args.log_sum_exp,
-                    (size_t)(B * H * L) * sizeof(float));
+    fuzz_pool_allow(&t->trial.pool, t->args.log_sum_exp, (size_t)(B * H * L) * sizeof(float));
   }
 }
 
