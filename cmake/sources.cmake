@@ -60,6 +60,7 @@ set(MHA_SOURCES
     src/files/safetensors.c
     src/files/safetensors_write.c
     src/files/tensors.c
+    src/files/lookup.c
     src/files/families.c
     src/files/names.c
     src/files/neighbours.c

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "families.h"
+#include "lookup.h"
 #include "path.h"
 #include "text.h"
 
@@ -22,30 +23,9 @@ enum { N_ANCHORS = sizeof anchors / sizeof anchors[0] };
 
 /* ---- Looking names up ------------------------------------------------------------------------ */
 
-/* Compares as strcmp does `name` with the prefix and `rest` behind each other. */
-static int compare_name(const char *name, const char *prefix, int prefix_bytes, const char *rest) {
-  const int order = strncmp(name, prefix, (size_t)prefix_bytes);
-  return order ? order : strcmp(name + prefix_bytes, rest);
-}
-
-/* The first tensor whose name is not below prefix + rest; n if there is none. */
-int64_t mha_names_lower_bound(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
-                              const char *rest) {
-  int64_t low = 0;
-  int64_t high = tensors->n;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (compare_name(tensors->items[middle].name, prefix, prefix_bytes, rest) < 0)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 static const mha_raw_tensor *find(const mha_raw_tensors *tensors, const mha_layer_names *layer,
                                   const char *rest) {
-  const int64_t at = mha_names_lower_bound(tensors, layer->prefix, layer->prefix_bytes, rest);
+  const int64_t at = mha_lookup_lower_bound(tensors, layer->prefix, layer->prefix_bytes, rest);
   return at < tensors->n && compare_name(tensors->items[at].name, layer->prefix,
                                          layer->prefix_bytes, rest) == 0
              ? &tensors->items[at]

@@ -31,10 +31,6 @@ int64_t mha_names_visit(const mha_raw_tensors *tensors, mha_layer_visitor *visit
 mha_status mha_names_find(const mha_raw_tensors *tensors, const char *path, const char *prefix,
                           mha_layer_names *layer, mha_error *error);
 
-/* Index of the first tensor whose name is not before the prefix and `rest` behind each other. */
-int64_t mha_names_lower_bound(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
-                              const char *rest);
-
 /* The first tensor that belongs to the layer but to none of its parts, and so would change the
  * result in a way that is not computed; NULL = none. */
 const mha_raw_tensor *mha_names_unsupported(const mha_raw_tensors *tensors,

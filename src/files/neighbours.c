@@ -1,6 +1,7 @@
 /* Owns what lies beside a layer's parts under its prefix: harmless, or a tensor that would change
  * the result. */
 #include "families.h"
+#include "lookup.h"
 #include "text.h"
 
 #include <string.h>
@@ -76,7 +77,7 @@ const mha_raw_tensor *mha_names_unsupported(const mha_raw_tensors *tensors,
                                             const mha_layer_names *layer) {
   const bool own =
       layer->prefix_bytes > 0 && layer->prefix[layer->prefix_bytes - 1] == '.'; /* all of it */
-  for (int64_t i = mha_names_lower_bound(tensors, layer->prefix, layer->prefix_bytes, "");
+  for (int64_t i = mha_lookup_lower_bound(tensors, layer->prefix, layer->prefix_bytes, "");
        i < tensors->n &&
        strncmp(tensors->items[i].name, layer->prefix, (size_t)layer->prefix_bytes) == 0;
        i++) {
