@@ -23,3 +23,11 @@ int64_t mha_lookup_lower_bound(const mha_raw_tensors *tensors, const char *prefi
   }
   return low;
 }
+
+const mha_raw_tensor *mha_lookup_find(const mha_raw_tensors *tensors, const char *prefix,
+                                      int prefix_bytes, const char *rest) {
+  const int64_t at = mha_lookup_lower_bound(tensors, prefix, prefix_bytes, rest);
+  return at < tensors->n && compare_name(tensors->items[at].name, prefix, prefix_bytes, rest) == 0
+             ? &tensors->items[at]
+             : NULL;
+}

@@ -8,4 +8,8 @@
 int64_t mha_lookup_lower_bound(const mha_raw_tensors *tensors, const char *prefix, int prefix_bytes,
                                const char *rest);
 
+/* The tensor of that name, or NULL. */
+const mha_raw_tensor *mha_lookup_find(const mha_raw_tensors *tensors, const char *prefix,
+                                      int prefix_bytes, const char *rest);
+
 #endif

@@ -25,11 +25,7 @@ enum { N_ANCHORS = sizeof anchors / sizeof anchors[0] };
 
 static const mha_raw_tensor *find(const mha_raw_tensors *tensors, const mha_layer_names *layer,
                                   const char *rest) {
-  const int64_t at = mha_lookup_lower_bound(tensors, layer->prefix, layer->prefix_bytes, rest);
-  return at < tensors->n && compare_name(tensors->items[at].name, layer->prefix,
-                                         layer->prefix_bytes, rest) == 0
-             ? &tensors->items[at]
-             : NULL;
+  return mha_lookup_find(tensors, layer->prefix, layer->prefix_bytes, rest);
 }
 
 /* ---- Readings -------------------------------------------------------------------------------- */
