@@ -15,6 +15,7 @@ set(MHA_SOURCES
     src/layer/forward.c
     src/api/forward_call.c
     src/api/cache_args.c
+    src/api/cache_create.c
     src/api/attend.c
     src/attention/merge.c
     src/api/masks.c

@@ -10,71 +10,6 @@
 
 /* ---- creation ---- */
 
-/* Sizes left 0 are the layer's, the others agree with it. */
-static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
-  mha_config c;
-  MHA_INIT(&c);
-  const mha_status status = o->weights ? mha_weights_config(o->weights, &c, error) : MHA_OK;
-  if (!o->weights || status)
-    return status;
-  const struct {
-    int64_t *size;
-    int64_t layers;
-    const char *name;
-  } sizes[] = {{&o->n_kv_heads, c.n_kv_heads, "n_kv_heads"},
-               {&o->head_size, c.head_size, "head_size"},
-               {&o->value_head_size, c.value_head_size, "value_head_size"}};
-  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-    if (*sizes[k].size != 0 && *sizes[k].size != sizes[k].layers)
-      return mha_fail(error, MHA_ERROR_SIZE,
-                      "options.%s is %lld with options.weights; rule: 0 or the layer's, %lld",
-                      sizes[k].name, (long long)*sizes[k].size, (long long)sizes[k].layers);
-    *sizes[k].size = sizes[k].layers;
-  }
-  o->weights = NULL;
-  return MHA_OK;
-}
-
-static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
-  mha_status status = mha_require_at_least(o->n_entries, 1, "options.n_entries", error);
-  if (!status)
-    status = mha_require_at_least(o->capacity, 1, "options.capacity", error);
-  if (!status)
-    status = mha_require_at_least(o->n_kv_heads, 1, "options.n_kv_heads", error);
-  if (!status)
-    status = mha_require_at_least(o->head_size, 1, "options.head_size", error);
-  if (!status)
-    status = mha_require_at_least(o->value_head_size, 0, "options.value_head_size", error);
-  if (!status)
-    status = mha_require_at_least(o->window, 0, "options.window", error);
-  if (!status)
-    status = mha_require_at_least(o->rollback, 0, "options.rollback", error);
-  if (status)
-    return status;
-  if (o->rollback > 0 && o->window == 0)
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "options.rollback is %lld without a window; rule: only a ring has one",
-                    (long long)o->rollback);
-  int64_t least = 0;
-  if (!mha_add(o->window, o->rollback, &least) || least > o->capacity)
-    return mha_fail(error, MHA_ERROR_LENGTH,
-                    "options.capacity is %lld with window %lld and rollback %lld; rule: at least "
-                    "window + largest chunk - 1 + rollback, a chunk being 1 or more",
-                    (long long)o->capacity, (long long)o->window, (long long)o->rollback);
-  return MHA_OK;
-}
-
-/* Rows of G·size numbers, as a leading dimension of the BLAS. */
-static mha_status check_row(int64_t heads, int64_t size, mha_error *error) {
-  int64_t width = 0;
-  if (mha_multiply(heads, size, &width) && width <= MHA_BLAS_MAX)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "options has %lld heads of size %lld; rule: the product is at most %lld, the "
-                  "BLAS's integer",
-                  (long long)heads, (long long)size, (long long)MHA_BLAS_MAX);
-}
-
 /* Offsets of the arrays behind the object. */
 typedef struct cache_layout {
   mha_layout layout;
@@ -110,40 +45,21 @@ static void place(mha_cache *cache, char *base, const cache_layout *at) {
   memset(cache->last_call, 0, bytes);
 }
 
-mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache, mha_error *error) {
-  mha_cache_options o;
-  mha_status status = mha_require(cache, "cache", error);
-  if (status)
-    return status;
-  *cache = NULL;
-  status = mha_read_struct(&o, sizeof o, MHA_FIRST_CACHE_OPTIONS, options, "options", error);
-  if (!status)
-    status = take_sizes(&o, error);
-  if (!status)
-    status = check_sizes(&o, error);
-  if (status)
-    return status;
-  if (o.value_head_size == 0)
-    o.value_head_size = o.head_size;
-  status = check_row(o.n_kv_heads, o.head_size, error);
-  if (!status)
-    status = check_row(o.n_kv_heads, o.value_head_size, error);
-  if (status)
-    return status;
-  const cache_layout at = lay_out(&o);
+mha_status mha_cache_make(const mha_cache_options *o, mha_cache **cache, mha_error *error) {
+  const cache_layout at = lay_out(o);
   if (at.layout.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "options has %lld entries of %lld tokens; rule: the cache fits the address "
                     "space",
-                    (long long)o.n_entries, (long long)o.capacity);
-  const mha_allocator allocator = mha_memory_allocator(o.allocator);
+                    (long long)o->n_entries, (long long)o->capacity);
+  const mha_allocator allocator = mha_memory_allocator(o->allocator);
   char *memory = mha_memory_allocate(&allocator, at.layout.bytes);
   if (!memory)
     return mha_fail(error, MHA_ERROR_MEMORY, "the cache needs %zu bytes; rule: they must be there",
                     at.layout.bytes);
   mha_cache *created = (void *)memory;
   memset(created, 0, sizeof *created);
-  created->sizes = o;
+  created->sizes = *o;
   created->sizes.allocator = NULL;
   created->allocator = allocator;
   created->bytes = at.layout.bytes;

@@ -21,6 +21,9 @@ struct mha_cache {
   float *values; /* [n_entries][capacity][G·dv] */
 };
 
+/* Makes a cache of sizes that are all filled in and checked. */
+mha_status mha_cache_make(const mha_cache_options *sizes, mha_cache **cache, mha_error *error);
+
 /* Enters a cache to change or to read it: MHA_ERROR_BUSY if somebody inside forbids that. The
  * caller leaves. */
 mha_status mha_cache_enter(mha_cache *cache, bool change, mha_error *error);
