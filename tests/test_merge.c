@@ -289,6 +289,11 @@ static void no_rows_is_nothing_to_do(void **state) {
   by_hand h;
   (void)state;
   build_by_hand(&h, 0.0F, 0.0F);
+  h.tensors[0].batch = h.tensors[1].batch = INT64_MAX; /* of nothing */
+  h.tensors[0].length = h.tensors[1].length = 0;
+  expect_merge(&h.args);
+  assert_true(h.merged[0] == 0.0F && h.lse == 0.0F);
+  build_by_hand(&h, 0.0F, 0.0F);
   h.tensors[0].length = h.tensors[1].length = 0;
   h.tensors[0].data = h.tensors[1].data = NULL;
   h.lists[0] = h.lists[1] = NULL;

@@ -159,7 +159,7 @@ mha_status mha_merge(const mha_merge_args *args, mha_error *error) {
     status = check_part(&a, u, &first, &output, &ranges, error);
   if (status)
     return status;
-  for (int64_t b = 0; b < first.batch; b++)
+  for (int64_t b = 0; first.length > 0 && b < first.batch; b++) /* it may be any number then */
     for (int64_t i = 0; i < first.length; i++)
       for (int64_t h = 0; h < first.heads; h++)
         merge_row(&a, &first, b, i, h,
