@@ -40,16 +40,17 @@ function(mha_test_again path variant)
 endfunction()
 
 foreach(path IN ITEMS
-        runtime/threads runtime/process cache/generation attention/attend attention/few layer/forward
-        layer/rope api/faults api/fixed_answers api/properties)
+        runtime/threads runtime/process cache/generation cache/generation_bits
+        cache/generation_limits attention/attend attention/few layer/forward layer/rope api/faults
+        api/fixed_answers api/properties)
   mha_test_again(${path} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
-set_tests_properties(few_tiny generation_tiny rope_tiny process_tiny
-                     PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_limits_tiny rope_tiny
+                     process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
-        runtime/threads runtime/process cache/generation attention/attend attention/few layer/forward
-        api/properties)
+        runtime/threads runtime/process cache/generation cache/generation_bits
+        cache/generation_limits attention/attend attention/few layer/forward api/properties)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
