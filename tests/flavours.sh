@@ -6,7 +6,7 @@
 #   -s  MHA_TEST_SMALL=1 for all; otherwise only for Netlib's, whose loops are plain
 #   -d  where Debian's packages are unpacked (dpkg -x); / unless given
 #   -o  where to build; build/flavours unless given
-# BLIS is tested with readable guard pages, see readable_guards.c.
+# BLIS is tested with readable guard pages, see support/readable_guards.c.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -79,7 +79,7 @@ try_flavour() {
   case $1 in
   netlib) settings+=(MHA_TEST_SMALL=1) ;;
   blis-*)
-    "${CC:-cc}" -shared -fPIC tests/readable_guards.c -o "$dir/readable_guards.so"
+    "${CC:-cc}" -shared -fPIC tests/support/readable_guards.c -o "$dir/readable_guards.so"
     settings+=("LD_PRELOAD=$(realpath "$dir/readable_guards.so")")
     ;;
   esac

@@ -21,15 +21,17 @@ endfunction()
 
 mha_variant(mha_tiny)
 target_link_libraries(mha_tiny PRIVATE mha::cblas)
-mha_variant(mha_plain plain_blas.c)
+mha_variant(mha_plain support/plain_blas.c)
 target_include_directories(mha_plain PRIVATE ${blas_include_dir})
 target_compile_options(mha_plain PRIVATE ${blas_options})
 
-# mha_test_again(<name> <variant>): test_<name> once more, linked with a variant.
-function(mha_test_again name variant)
+# mha_test_again(<folder>/<name> <variant>): test_<name> once more, linked with a variant.
+function(mha_test_again path variant)
+  get_filename_component(folder ${path} DIRECTORY)
+  get_filename_component(name ${path} NAME)
   string(REPLACE mha_ "" suffix ${variant})
   set(program test_${name}_${suffix})
-  add_executable(${program} test_${name}.c)
+  add_executable(${program} ${folder}/test_${name}.c)
   target_link_libraries(${program} PRIVATE mha_test_support ${variant})
   target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src)
   mha_compile_strictly(${program})
@@ -37,13 +39,19 @@ function(mha_test_again name variant)
   set_tests_properties(${name}_${suffix} PROPERTIES LABELS "unit;${suffix}")
 endfunction()
 
-foreach(name IN ITEMS forward attend few fixed_answers faults properties threads process rope generation)
-  mha_test_again(${name} mha_tiny)
+foreach(path IN ITEMS
+        runtime/threads runtime/process cache/generation cache/generation_bits
+        cache/generation_limits attention/attend attention/few layer/forward layer/rope api/faults
+        api/fixed_answers api/properties)
+  mha_test_again(${path} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
-set_tests_properties(few_tiny generation_tiny rope_tiny process_tiny
-                     PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
-foreach(name IN ITEMS forward attend few properties threads process generation)
-  mha_test_again(${name} mha_plain)
+set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_limits_tiny rope_tiny
+                     process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+foreach(path IN ITEMS
+        runtime/threads runtime/process cache/generation cache/generation_bits
+        cache/generation_limits attention/attend attention/few layer/forward api/properties)
+  mha_test_again(${path} mha_plain)
+  get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
 endforeach()

@@ -35,6 +35,10 @@ void test_expect(mha_status status, mha_status expected, const mha_error *error)
 /* True when MHA_TEST_SMALL is set: sweeps take a few sizes only, for slow machines (valgrind). */
 bool test_small(void);
 
+/* Zeroed memory for n elements, also for none; free it with free. Fails the test if there is none.
+ */
+void *test_allocate(size_t n, size_t element_bytes);
+
 /* Tells malloc to give no memory back: arrays of megabytes come and go in every case of a sweep,
  * and new pages cost more than what is done with them. Nothing where malloc cannot be told. */
 void test_keep_memory(void);

@@ -48,6 +48,12 @@ bool test_small(void) {
   return getenv("MHA_TEST_SMALL") != NULL;
 }
 
+void *test_allocate(size_t n, size_t element_bytes) {
+  void *memory = calloc(n + 1, element_bytes);
+  assert_non_null(memory);
+  return memory;
+}
+
 void test_keep_memory(void) {
 #ifdef __GLIBC__
   (void)mallopt(M_MMAP_THRESHOLD, 32 << 20); /* glibc takes no more */

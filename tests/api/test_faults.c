@@ -1,6 +1,6 @@
 /* Faults that attention libraries are known for, numbered, one test each. B01 to B25: masks and
  * softmax; B26 to B40: shapes, layouts and arguments. Numbers left out do not apply here. */
-#include "fixture.h"
+#include "seen.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -10,56 +10,7 @@
 
 static test_fixture fixture; /* one at a time; too large for a stack */
 
-static void judge_fixture(void) {
-  oracle_result result;
-  test_ask_oracle(&fixture, &result);
-  test_judge(&fixture, &result);
-  oracle_free(&result);
-}
-
-/* ---- Who is seen, read off one-hot values ---------------------------------------------------- */
-
-enum { MAX_KEYS = 16 };
-
-/* All scores are equal and value j is one-hot, so row i of the output is 1/n at the n keys that
- * query i sees. sets[b·Lq + i] lists them as digits. */
-static void expect_sets(mha_rules rules, int64_t B, int64_t Lq, int64_t Lk,
-                        const char *const *sets) {
-  static const float zeros[MAX_KEYS * MAX_KEYS];
-  static float v[4 * MAX_KEYS * MAX_KEYS], output[4 * MAX_KEYS * MAX_KEYS];
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t j = 0; j < Lk; j++)
-      for (int64_t c = 0; c < Lk; c++)
-        v[(b * Lk + j) * Lk + c] = j == c ? 1.0F : 0.0F;
-  test_core core = {.B = B,
-                    .Lq = Lq,
-                    .Lk = Lk,
-                    .dv = Lk,
-                    .q = zeros,
-                    .k = zeros,
-                    .v = v,
-                    .output = output,
-                    .rules = rules};
-  test_core_run(&core);
-  for (int64_t row = 0; row < B * Lq; row++) {
-    const double share = 1.0 / (double)strlen(sets[row]);
-    for (int64_t j = 0; j < Lk; j++) {
-      const bool seen = strchr(sets[row], (int)('0' + j)) != NULL;
-      /* 1/n is exact in the mathematics; three roundings of float32 in the softmax */
-      test_near(sets[row], (double)output[row * Lk + j], seen ? share : 0.0,
-                seen ? 4 * 0x1p-24 : 0.0);
-    }
-  }
-}
-
-static mha_rules rules_of(int causal, mha_alignment alignment, int64_t offset) {
-  mha_rules rules;
-  MHA_INIT(&rules);
-  rules.causal = causal;
-  rules.alignment = (int32_t)alignment;
-  rules.offset = offset;
-  return rules;
-}
+/* ---- Masks and softmax ----------------------------------------------------------------------- */
 
 static void b01_band_mask_on_long_inputs(void **state) {
   const int64_t lengths[] = {160, 256, 300, 384, 640, 1024};
@@ -80,7 +31,7 @@ static void b01_band_mask_on_long_inputs(void **state) {
       for (int64_t j = 0; j < L; j++)
         fixture.bias[i * L + j] = j > i || j <= i - 10 ? -INFINITY : 0.0F;
     test_run(&fixture);
-    judge_fixture();
+    test_judge_now(&fixture);
     for (int64_t at = 0; at < L * 4; at++)
       test_near("the common value", (double)fixture.output.data[at], 1.0, 1e-6);
     test_release(&fixture);
@@ -88,18 +39,18 @@ static void b01_band_mask_on_long_inputs(void **state) {
 }
 
 static void b02_a_row_with_nothing_to_attend_to(void **state) {
-  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 0};
-  expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
+  seen_expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
   rules.query_lengths = (int64_t[]){3, 0};
-  expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
-  rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0); /* two keys of padding on the left */
+  seen_expect_sets(rules, 2, 3, 3, (const char *[]){"012", "012", "012", "", "", ""});
+  rules = seen_rules(1, MHA_ALIGN_TOP_LEFT, 0); /* two keys of padding on the left */
   rules.attend = (mha_mask){(uint8_t[]){0, 0, 1}, 1, 1, 1, 3, 0, 0, 0, 0, 0};
-  expect_sets(rules, 1, 3, 3, (const char *[]){"", "", "2"});
-  rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"", "", "2"});
+  rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0);
   rules.attend = (mha_mask){(uint8_t[]){0, 0, 0, 0}, 1, 1, 2, 2, 0, 0, 0, 0, 0};
-  expect_sets(rules, 1, 2, 2, (const char *[]){"", ""});
+  seen_expect_sets(rules, 1, 2, 2, (const char *[]){"", ""});
 }
 
 static void b03_asking_for_weights_changes_nothing(void **state) {
@@ -119,7 +70,7 @@ static void b03_asking_for_weights_changes_nothing(void **state) {
     for (int64_t at = 0; at < H * L; at++)
       fixture.mask[at] = at < 2 * L;
     test_run(&fixture);
-    judge_fixture();
+    test_judge_now(&fixture);
     if (plain)
       test_same_output(&fixture, plain);
     else
@@ -186,7 +137,7 @@ static void b05_a_finite_additive_mask_counts(void **state) {
                     .k = zeros,
                     .v = v,
                     .output = output,
-                    .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
+                    .rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0)};
   core.rules.bias = (mha_bias){bias, 1, 1, 2, 2, 0, 0, 0, 0, 0};
   test_core_run(&core);
   test_near("row 0", (double)output[0], 1.0 / (1.0 + exp(-1.5)), 1e-6);
@@ -246,31 +197,32 @@ static void b07_a_mask_for_all_heads(void **state) {
 
 static void b09_which_corner(void **state) {
   (void)state;
-  expect_sets(rules_of(1, MHA_ALIGN_TOP_LEFT, 0), 1, 1, 4, (const char *[]){"0"});
-  expect_sets(rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 1, 4, (const char *[]){"0123"});
-  expect_sets(rules_of(1, MHA_ALIGN_TOP_LEFT, 0), 1, 2, 5, (const char *[]){"0", "01"});
-  expect_sets(rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 2, 5, (const char *[]){"0123", "01234"});
-  expect_sets(rules_of(1, MHA_ALIGN_TOP_LEFT, 0), 1, 5, 2,
-              (const char *[]){"0", "01", "01", "01", "01"});
-  expect_sets(rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 5, 2,
-              (const char *[]){"", "", "", "0", "01"});
-  expect_sets(rules_of(1, MHA_ALIGN_OFFSET, 2), 1, 2, 5, (const char *[]){"012", "0123"});
-  expect_sets(rules_of(1, MHA_ALIGN_OFFSET, -1), 1, 2, 5, (const char *[]){"", "0"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_TOP_LEFT, 0), 1, 1, 4, (const char *[]){"0"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 1, 4, (const char *[]){"0123"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_TOP_LEFT, 0), 1, 2, 5, (const char *[]){"0", "01"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 2, 5,
+                   (const char *[]){"0123", "01234"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_TOP_LEFT, 0), 1, 5, 2,
+                   (const char *[]){"0", "01", "01", "01", "01"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0), 1, 5, 2,
+                   (const char *[]){"", "", "", "0", "01"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_OFFSET, 2), 1, 2, 5, (const char *[]){"012", "0123"});
+  seen_expect_sets(seen_rules(1, MHA_ALIGN_OFFSET, -1), 1, 2, 5, (const char *[]){"", "0"});
 }
 
 static void b10_a_causal_offset_per_entry(void **state) {
-  mha_rules rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
+  mha_rules rules = seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 5};
-  expect_sets(rules, 2, 2, 8, (const char *[]){"01", "012", "0123", "01234"});
+  seen_expect_sets(rules, 2, 2, 8, (const char *[]){"01", "012", "0123", "01234"});
   rules.key_lengths = (int64_t[]){1, 0}; /* fewer keys than queries */
-  expect_sets(rules, 2, 2, 8, (const char *[]){"", "0", "", ""});
+  seen_expect_sets(rules, 2, 2, 8, (const char *[]){"", "0", "", ""});
   rules.key_lengths = (int64_t[]){3, 5};
   rules.query_lengths = (int64_t[]){1, 2};
-  expect_sets(rules, 2, 2, 8, (const char *[]){"012", "", "0123", "01234"});
-  rules = rules_of(1, MHA_ALIGN_OFFSET, 99);
+  seen_expect_sets(rules, 2, 2, 8, (const char *[]){"012", "", "0123", "01234"});
+  rules = seen_rules(1, MHA_ALIGN_OFFSET, 99);
   rules.offsets = (int64_t[]){0, 4};
-  expect_sets(rules, 2, 2, 8, (const char *[]){"0", "01", "01234", "012345"});
+  seen_expect_sets(rules, 2, 2, 8, (const char *[]){"0", "01", "01234", "012345"});
 }
 
 static void b11_one_query_is_no_special_case(void **state) {
@@ -290,7 +242,7 @@ static void b11_one_query_is_no_special_case(void **state) {
                       .k = k,
                       .v = v,
                       .output = one,
-                      .rules = rules_of(1, MHA_ALIGN_OFFSET, offset)};
+                      .rules = seen_rules(1, MHA_ALIGN_OFFSET, offset)};
     test_core_run(&core);
     core.Lq = 2;
     core.output = two;
@@ -304,15 +256,6 @@ static void b11_one_query_is_no_special_case(void **state) {
   }
 }
 
-static void expect_weights(test_core *core, int64_t n, const double *expected) {
-  float weights[16];
-  test_fill_poison(weights, 16);
-  core->results.weights = weights;
-  test_core_run(core);
-  for (int64_t at = 0; at < n; at++)
-    test_near("weight", (double)weights[at], expected[at], expected[at] == 0.0 ? 0.0 : 1e-6);
-}
-
 static void b12_softcap_comes_before_the_mask(void **state) {
   const float zeros[] = {0.0F, 0.0F}, bias[] = {0.0F, -INFINITY};
   float output[1];
@@ -323,28 +266,28 @@ static void b12_softcap_comes_before_the_mask(void **state) {
                     .k = zeros,
                     .v = zeros,
                     .output = output,
-                    .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
+                    .rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0)};
   core.rules.softcap = 1.0F;
   core.rules.bias = (mha_bias){bias, 1, 1, 1, 2, 0, 0, 0, 0, 0};
-  expect_weights(&core, 2, (double[]){1.0, 0.0});
+  seen_expect_weights(&core, 2, (double[]){1.0, 0.0});
   core.rules.bias.data = NULL;
   core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0, 0, 0};
-  expect_weights(&core, 2, (double[]){1.0, 0.0});
+  seen_expect_weights(&core, 2, (double[]){1.0, 0.0});
   /* and a finite bias is not capped: e^3 : 1 */
   core.rules.attend.data = NULL;
   core.rules.bias.data = (float[]){3.0F, 0.0F};
-  expect_weights(&core, 2, (double[]){1 / (1 + exp(-3.0)), 1 / (1 + exp(3.0))});
+  seen_expect_weights(&core, 2, (double[]){1 / (1 + exp(-3.0)), 1 / (1 + exp(3.0))});
 }
 
 static void b14_a_mask_that_hides_nothing(void **state) {
   const uint8_t all[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
-  mha_rules rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(1, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.attend = (mha_mask){all, 1, 1, 3, 3, 0, 0, 0, 0, 0};
-  expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
   rules.alibi_slopes = (float[]){0.0F}; /* 0·distance, not 0·∞ */
   rules.bias = (mha_bias){(float[]){0.0F, 0.0F, 0.0F}, 1, 1, 1, 3, 0, 0, 0, MHA_F32, 0};
-  expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"0", "01", "012"});
 }
 
 static void b15_hidden_keys_weigh_exactly_nothing(void **state) {
@@ -374,19 +317,19 @@ static void b15_hidden_keys_weigh_exactly_nothing(void **state) {
     /* with scores of size 1e8 the weights are steps: the bounds, which grow with the scores, say
      * nothing, so the judge is asked at size 1 only */
     if (which == 0)
-      judge_fixture();
+      test_judge_now(&fixture);
     test_release(&fixture);
   }
 }
 
 /* The newest key and the oldest are hidden alike. (A cache that holds the older ones: not yet.) */
 static void b16_the_newest_key_is_masked_too(void **state) {
-  mha_rules rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
+  mha_rules rules = seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0);
   (void)state;
   rules.attend = (mha_mask){(uint8_t[]){1, 1, 1, 0}, 1, 1, 1, 4, 0, 0, 0, 0, 0};
-  expect_sets(rules, 1, 1, 4, (const char *[]){"012"});
+  seen_expect_sets(rules, 1, 1, 4, (const char *[]){"012"});
   rules.attend.data = (uint8_t[]){0, 1, 1, 1};
-  expect_sets(rules, 1, 1, 4, (const char *[]){"123"});
+  seen_expect_sets(rules, 1, 1, 4, (const char *[]){"123"});
 }
 
 /* Rows 5 to 7 of 8 are not valid, whatever they hold, and one context remembers nothing. */
@@ -440,23 +383,23 @@ static void b21_the_row_maximum_is_subtracted(void **state) {
                     .q = q,
                     .v = zeros,
                     .output = output,
-                    .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
+                    .rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0)};
   core.k = (float[]){1000.0F, 0.0F, 0.0F};
-  expect_weights(&core, 3, (double[]){1.0, 0.0, 0.0});
+  seen_expect_weights(&core, 3, (double[]){1.0, 0.0, 0.0});
   core.k = (float[]){-1000.0F, -1000.0F, -1000.0F};
-  expect_weights(&core, 3, (double[]){1.0 / 3, 1.0 / 3, 1.0 / 3});
+  seen_expect_weights(&core, 3, (double[]){1.0 / 3, 1.0 / 3, 1.0 / 3});
   core.k = (float[]){1e30F, 0.0F, 1e30F};
-  expect_weights(&core, 3, (double[]){0.5, 0.0, 0.5});
+  seen_expect_weights(&core, 3, (double[]){0.5, 0.0, 0.5});
   core.k = zeros; /* position biases near 2000 */
   core.rules.alibi_slopes = (float[]){-1000.0F};
-  expect_weights(&core, 3, (double[]){0.0, 0.0, 1.0});
+  seen_expect_weights(&core, 3, (double[]){0.0, 0.0, 1.0});
 }
 
 static void b22_zero_means_bidirectional(void **state) {
   mha_rules rules;
   (void)state;
   MHA_INIT(&rules);
-  expect_sets(rules, 1, 3, 3, (const char *[]){"012", "012", "012"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"012", "012", "012"});
   /* and the default scale: the judge knows no other */
   test_check(&(test_case){.seed = 22,
                           .Lq = 5,
@@ -468,14 +411,14 @@ static void b22_zero_means_bidirectional(void **state) {
 }
 
 static void b24_nonzero_means_attend(void **state) {
-  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.attend = (mha_mask){(uint8_t[]){1, 0, 1, 1}, 1, 1, 2, 2, 0, 0, 0, 0, 0};
-  expect_sets(rules, 1, 2, 2, (const char *[]){"0", "01"});
+  seen_expect_sets(rules, 1, 2, 2, (const char *[]){"0", "01"});
   rules.attend.data = (uint8_t[]){0, 1, 0, 0};
-  expect_sets(rules, 1, 2, 2, (const char *[]){"1", ""});
+  seen_expect_sets(rules, 1, 2, 2, (const char *[]){"1", ""});
   rules.attend.data = (uint8_t[]){255, 0, 128, 2};
-  expect_sets(rules, 1, 2, 2, (const char *[]){"0", "01"});
+  seen_expect_sets(rules, 1, 2, 2, (const char *[]){"0", "01"});
 }
 
 /* {1, 0} as floats adds, as bytes selects, and padding is a count. */
@@ -489,15 +432,15 @@ static void b25_masks_have_a_type(void **state) {
                     .k = zeros,
                     .v = zeros,
                     .output = output,
-                    .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
+                    .rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0)};
   core.rules.bias = (mha_bias){(float[]){1.0F, 0.0F}, 1, 1, 1, 2, 0, 0, 0, MHA_F32, 0};
-  expect_weights(&core, 2, (double[]){1 / (1 + exp(-1.0)), 1 / (1 + exp(1.0))});
+  seen_expect_weights(&core, 2, (double[]){1 / (1 + exp(-1.0)), 1 / (1 + exp(1.0))});
   core.rules.bias.data = NULL;
   core.rules.attend = (mha_mask){(uint8_t[]){1, 0}, 1, 1, 1, 2, 0, 0, 0, 0, 0};
-  expect_weights(&core, 2, (double[]){1.0, 0.0});
+  seen_expect_weights(&core, 2, (double[]){1.0, 0.0});
   core.rules.attend.data = NULL;
   core.rules.key_lengths = (int64_t[]){1};
-  expect_weights(&core, 2, (double[]){1.0, 0.0});
+  seen_expect_weights(&core, 2, (double[]){1.0, 0.0});
 }
 
 /* ---- Shapes, layouts, arguments -------------------------------------------------------------- */
@@ -552,7 +495,7 @@ static void b27_heads_are_column_blocks(void **state) {
   float output[4], heads[4];
   mha_config config;
   mha_matrices matrices;
-  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0);
   mha_forward_args args;
   mha_weights *weights = NULL;
   mha_context *context = NULL;
@@ -588,7 +531,7 @@ static void b28_which_kv_head_serves_which_head(void **state) {
                     .k = k,
                     .v = v,
                     .output = output,
-                    .rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0)};
+                    .rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0)};
   test_core_run(&core);
   test_same_bits("heads", (test_shape){{1, 1, 4, 1}}, output,
                  (float[]){10.0F, 10.0F, 20.0F, 20.0F});
@@ -608,7 +551,7 @@ static void b29_empty_tensors(void **state) {
                     .k = numbers,
                     .v = numbers,
                     .output = output,
-                    .rules = rules_of(1, MHA_ALIGN_BOTTOM_RIGHT, 0)};
+                    .rules = seen_rules(1, MHA_ALIGN_BOTTOM_RIGHT, 0)};
   test_core_run(&core);
   core.Lq = 3;
   core.Lk = 0;
@@ -731,35 +674,35 @@ static void b34_rows_of_weights_sum_to_one(void **state) {
 }
 
 static void b35_lengths_are_plain_counts(void **state) {
-  mha_rules rules = rules_of(0, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(0, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.key_lengths = (int64_t[]){3, 1};
   rules.query_lengths = (int64_t[]){1, 2};
-  expect_sets(rules, 2, 2, 4, (const char *[]){"012", "", "0", "0"});
+  seen_expect_sets(rules, 2, 2, 4, (const char *[]){"012", "", "0", "0"});
 }
 
 /* left counts the keys before the query's own: W keys with its own are left = W − 1. */
 static void b36_a_window_includes_both_ends(void **state) {
-  mha_rules rules = rules_of(1, MHA_ALIGN_TOP_LEFT, 0);
+  mha_rules rules = seen_rules(1, MHA_ALIGN_TOP_LEFT, 0);
   (void)state;
   rules.flags = MHA_WINDOW;
   rules.window_left = 1;
-  expect_sets(rules, 1, 6, 6, (const char *[]){"0", "01", "12", "23", "34", "45"});
+  seen_expect_sets(rules, 1, 6, 6, (const char *[]){"0", "01", "12", "23", "34", "45"});
   rules.window_left = 2;
-  expect_sets(rules, 1, 6, 6, (const char *[]){"0", "01", "012", "123", "234", "345"});
+  seen_expect_sets(rules, 1, 6, 6, (const char *[]){"0", "01", "012", "123", "234", "345"});
   rules.window_left = 0;
-  expect_sets(rules, 1, 3, 3, (const char *[]){"0", "1", "2"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"0", "1", "2"});
   rules.causal = 0;
   rules.window_right = 1;
-  expect_sets(rules, 1, 3, 3, (const char *[]){"01", "12", "2"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"01", "12", "2"});
   rules.window_left = -1;
-  expect_sets(rules, 1, 3, 3, (const char *[]){"01", "012", "012"});
+  seen_expect_sets(rules, 1, 3, 3, (const char *[]){"01", "012", "012"});
   rules.window_left = 1;
   rules.window_right = -1;
-  expect_sets(rules, 1, 4, 4, (const char *[]){"0123", "0123", "123", "23"});
+  seen_expect_sets(rules, 1, 4, 4, (const char *[]){"0123", "0123", "123", "23"});
   rules.alignment = MHA_ALIGN_BOTTOM_RIGHT;
   rules.window_right = 0;
-  expect_sets(rules, 1, 2, 5, (const char *[]){"23", "34"});
+  seen_expect_sets(rules, 1, 2, 5, (const char *[]){"23", "34"});
 }
 
 /* Five tokens at once, or one by one with the keys so far. (Rotary positions and a cache: not

@@ -1,7 +1,7 @@
 /* Files that are opened once: what they hold, layers from them, bytes in memory, who gives what
  * back and when. */
-#define _DEFAULT_SOURCE 1 /* mkdtemp */
-#include "support.h"
+#define _POSIX_C_SOURCE 200809L /* unlink */
+#include "folder.h"
 
 #include "files/safetensors.h"
 
@@ -64,11 +64,9 @@ static void read_file(void) {
   (void)fclose(file);
 }
 
-static char folder[] = "/tmp/mha-test-file-XXXXXX";
-
 static int enter_folder(void **state) {
   (void)state;
-  if (!mkdtemp(folder) || chdir(folder) != 0)
+  if (test_folder_enter("file") != 0)
     return -1;
   make_file();
   read_file();
@@ -78,7 +76,7 @@ static int enter_folder(void **state) {
 static int leave_folder(void **state) {
   (void)state;
   free(made.bytes);
-  return unlink("three.st") != 0 || chdir("/") != 0 || rmdir(folder) != 0;
+  return unlink("three.st") != 0 || test_folder_leave() != 0;
 }
 
 static mha_config heads(void) {

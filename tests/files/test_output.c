@@ -2,39 +2,20 @@
  * behind when a step fails. */
 #define _XOPEN_SOURCE 700
 
-#include "support.h"
+#include "folder.h"
 
 #include "files/output.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* ---- Files and descriptors ------------------------------------------------------------------- */
-
-static int files_in(const char *path) {
-  int n = 0;
-  DIR *folder = opendir(path);
-  assert_non_null(folder);
-  for (const struct dirent *entry = readdir(folder); entry; entry = readdir(folder))
-    n += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
-  assert_int_equal(closedir(folder), 0);
-  return n;
-}
-
-static void put_file(const char *path, const char *text) {
-  FILE *file = fopen(path, "wb");
-  assert_non_null(file);
-  assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
-  assert_int_equal(fclose(file), 0);
-}
 
 static void check_file(const char *path, const char *expected) {
   char text[256];
@@ -87,7 +68,7 @@ static void the_target_changes_at_the_commit(void **state) {
   const int free_before = free_descriptor();
   mha_output output;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   open_well("some/file", &output);
   write_well(&output, "one, ");
   write_well(&output, "");
@@ -97,10 +78,10 @@ static void the_target_changes_at_the_commit(void **state) {
   assert_int_equal(free_descriptor(), free_before);
   check_file(output.temporary, "one, two");
   check_file("some/file", "old");
-  assert_int_equal(files_in("some"), 2);
+  assert_int_equal(test_files_in("some"), 2);
   commit_well(&output);
   check_file("some/file", "one, two");
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
   mha_output_discard(&output); /* there is nothing left to discard */
   check_file("some/file", "one, two");
 }
@@ -108,7 +89,7 @@ static void the_target_changes_at_the_commit(void **state) {
 static void nothing_is_there_after_a_discard(void **state) {
   const int free_before = free_descriptor();
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   for (int step = 0; step < 3; step++) {
     mha_output output;
     open_well("some/file", &output);
@@ -119,7 +100,7 @@ static void nothing_is_there_after_a_discard(void **state) {
     mha_output_discard(&output);
     mha_output_discard(&output);
     check_file("some/file", "old");
-    assert_int_equal(files_in("some"), 1);
+    assert_int_equal(test_files_in("some"), 1);
     assert_int_equal(free_descriptor(), free_before);
   }
 }
@@ -133,7 +114,7 @@ static void paths_without_a_folder(void **state) {
   sync_well(&output);
   commit_well(&output);
   check_file("file", "new");
-  assert_int_equal(files_in("."), 1);
+  assert_int_equal(test_files_in("."), 1);
   assert_int_equal(chdir(".."), 0);
 }
 
@@ -143,7 +124,7 @@ static void permissions_are_kept(void **state) {
   mha_output output;
   (void)state;
   for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) {
-    put_file("some/file", "old");
+    test_put_file("some/file", "old", 3);
     assert_int_equal(chmod("some/file", kept[i]), 0);
     open_well("some/file", &output);
     write_well(&output, "new");
@@ -174,7 +155,7 @@ static void two_at_once(void **state) {
   check_file("some/file", "second");
   commit_well(&first);
   check_file("some/file", "first");
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
 }
 
 /* The link stays, the file that it leads to is replaced, and the temporary file lies beside that.
@@ -184,17 +165,17 @@ static void links_are_followed(void **state) {
   mha_output output;
   (void)state;
   assert_int_equal(mkdir("other", 0700), 0);
-  put_file("other/real", "old");
+  test_put_file("other/real", "old", 3);
   assert_int_equal(symlink("../other/real", "some/link"), 0);
   open_well("some/link", &output);
-  assert_int_equal(files_in("other"), 2);
+  assert_int_equal(test_files_in("other"), 2);
   write_well(&output, "new");
   sync_well(&output);
   commit_well(&output);
   assert_int_equal(lstat("some/link", &info), 0);
   assert_true(S_ISLNK(info.st_mode));
   check_file("other/real", "new");
-  assert_int_equal(files_in("other"), 1);
+  assert_int_equal(test_files_in("other"), 1);
   assert_int_equal(unlink("other/real"), 0);
   open_well("some/link", &output); /* what it leads to is not there any more */
   write_well(&output, "made");
@@ -212,7 +193,7 @@ static void links_are_followed(void **state) {
 static void hard_links_are_parted(void **state) {
   mha_output output;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   assert_int_equal(link("some/file", "some/other"), 0);
   open_well("some/other", &output);
   write_well(&output, "new");
@@ -235,7 +216,7 @@ static void spellings_meet(void **state) {
   assert_int_equal(symlink("loop", "some/loop"), 0);
   for (int there = 0; there < 2; there++) {
     if (there)
-      put_file("some/file", "old");
+      test_put_file("some/file", "old", 3);
     for (size_t i = 0; i < sizeof spellings / sizeof spellings[0]; i++) {
       test_note("%s, there %d", spellings[i], there);
       assert_true(mha_output_meet("some/file", spellings[i]));
@@ -256,8 +237,8 @@ static void spellings_meet(void **state) {
 
 static void open_files_are_known(void **state) {
   (void)state;
-  put_file("some/file", "old");
-  put_file("some/other", "old");
+  test_put_file("some/file", "old", 3);
+  test_put_file("some/other", "old", 3);
   const int file = open("some/file", O_WRONLY);
   assert_true(file >= 0);
   assert_int_equal(symlink("file", "some/soft"), 0);
@@ -294,7 +275,7 @@ static void unopenable_paths(void **state) {
   const int free_before = free_descriptor();
   (void)state;
   assert_int_equal(mkfifo("some/fifo", 0600), 0);
-  put_file("some/protected", "old");
+  test_put_file("some/protected", "old", 3);
   assert_int_equal(chmod("some/protected", 0444), 0);
   assert_int_equal(symlink("loop", "some/loop") + symlink("/dev/null", "some/to_null"), 0);
   assert_int_equal(symlink(".", "some/to_folder") + symlink("protected", "some/to_protected"), 0);
@@ -307,7 +288,7 @@ static void unopenable_paths(void **state) {
     mha_output_discard(&output);
     test_expect(mha_output_check(rows[i].path, &error), MHA_ERROR_IO, &error);
     assert_non_null(strstr(error.message, rows[i].fragment));
-    assert_int_equal(files_in("some"), 6);
+    assert_int_equal(test_files_in("some"), 6);
     assert_int_equal(free_descriptor(), free_before);
   }
   check_file("some/protected", "old");
@@ -321,7 +302,7 @@ static void unopenable_paths(void **state) {
 static void open_files_are_not_replaced(void **state) {
   char paths[4][64];
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   const int file = open("some/file", O_WRONLY | O_APPEND);
   assert_true(file >= 0);
   (void)snprintf(paths[0], sizeof paths[0], "/dev/fd/%d", file);
@@ -348,13 +329,13 @@ static void what_can_be_written_passes_the_check(void **state) {
   static const char *const paths[] = {"some/file", "some/absent", "absent", "some/link"};
   mha_error error;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   assert_int_equal(symlink("absent", "some/link"), 0);
   for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
     test_expect(mha_output_check(paths[i], &error), MHA_OK, &error);
   check_file("some/file", "old");
   assert_int_equal(unlink("some/link"), 0);
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
 }
 
 /* As after every failed step: the old file as it was, nothing beside it, nothing open. */
@@ -365,7 +346,7 @@ static void check_failed(mha_status status, const mha_error *error, const char *
   assert_int_equal(output->has_temporary, 0);
   mha_output_discard(output);
   check_file("some/file", "old");
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
   assert_int_equal(free_descriptor(), free_before);
 }
 
@@ -387,7 +368,7 @@ static void failed_writes(void **state) {
   mha_output output;
   mha_error error;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   open_well("some/file", &output);
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
   struct rlimit limit = before;
@@ -409,7 +390,7 @@ static void failed_syncs(void **state) {
   mha_output output;
   mha_error error;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   open_well("some/file", &output);
   write_well(&output, "new");
   assert_int_equal(close(output.file), 0);
@@ -423,7 +404,7 @@ static void failed_commits(void **state) {
   mha_output output;
   mha_error error;
   (void)state;
-  put_file("some/file", "old");
+  test_put_file("some/file", "old", 3);
   open_well("some/target", &output);
   write_well(&output, "new");
   sync_well(&output);
@@ -435,16 +416,14 @@ static void failed_commits(void **state) {
 
 /* ---- A folder to work in --------------------------------------------------------------------- */
 
-static char work_folder[] = "test_output.XXXXXX";
-
 static int enter_folder(void **state) {
   (void)state;
-  return !mkdtemp(work_folder) || chdir(work_folder) != 0 || mkdir("some", 0700) != 0;
+  return test_folder_enter("test_output") != 0 || mkdir("some", 0700) != 0;
 }
 
 static int leave_folder(void **state) {
   (void)state;
-  return rmdir("some") != 0 || chdir("..") != 0 || rmdir(work_folder) != 0;
+  return rmdir("some") != 0 || test_folder_leave() != 0;
 }
 
 static int remove_file(void **state) {

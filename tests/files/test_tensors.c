@@ -2,13 +2,12 @@
  * float32, and safetensors files that are written. */
 #define _XOPEN_SOURCE 700
 
-#include "support.h"
+#include "folder.h"
 
 #include "files/mapping.h"
 #include "files/safetensors.h"
 #include "files/text.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -22,13 +21,6 @@
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 /* ---- Files ----------------------------------------------------------------------------------- */
-
-static void put_file(const char *path, const void *bytes, size_t n) {
-  FILE *file = fopen(path, "wb");
-  assert_non_null(file);
-  assert_int_equal(fwrite(bytes, 1, n, file), n);
-  assert_int_equal(fclose(file), 0);
-}
 
 /* A file of at most 1 MiB, whole; malloc'd. */
 static unsigned char *get_file(const char *path, size_t *n) {
@@ -50,7 +42,7 @@ static void put_safetensors(const char *path, const char *header, const void *da
   memcpy(bytes + 8, header, length);
   if (n_data > 0)
     memcpy(bytes + 8 + length, data, n_data);
-  put_file(path, bytes, 8 + length + n_data);
+  test_put_file(path, bytes, 8 + length + n_data);
   free(bytes);
 }
 
@@ -67,32 +59,7 @@ static void put_npy(const char *path, const char *descr, bool column_major, cons
   memcpy(bytes + 10, text, (size_t)used);
   if (n_data > 0)
     memcpy(bytes + 128, data, n_data);
-  put_file(path, bytes, 128 + n_data);
-}
-
-/* Removes the files of the folder `files`. */
-static int clear(void **state) {
-  DIR *folder = opendir("files");
-  (void)state;
-  if (!folder)
-    return 1;
-  for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {
-    char path[600];
-    (void)snprintf(path, sizeof path, "files/%s", entry->d_name);
-    if (entry->d_name[0] != '.' || strlen(entry->d_name) > 2)
-      (void)remove(path);
-  }
-  return closedir(folder);
-}
-
-static int files_in_folder(void) {
-  int n = 0;
-  DIR *folder = opendir("files");
-  assert_non_null(folder);
-  for (struct dirent *entry = readdir(folder); entry; entry = readdir(folder))
-    n += entry->d_name[0] != '.' || strlen(entry->d_name) > 2;
-  assert_int_equal(closedir(folder), 0);
-  return n;
+  test_put_file(path, bytes, 128 + n_data);
 }
 
 static void open_well(const char *path, bool read, mha_raw_tensors *tensors) {
@@ -244,8 +211,8 @@ static void one_file_at_a_time(void **state) {
   mha_mapping mapping;
   mha_error error;
   (void)state;
-  put_file("files/empty", "", 0);
-  put_file("files/some", "12345", 5);
+  test_put_file("files/empty", "", 0);
+  test_put_file("files/some", "12345", 5);
   for (int read = 0; read < 2; read++) {
     test_allocator allocator;
     test_allocator_init(&allocator);
@@ -279,8 +246,8 @@ static void one_file_at_a_time(void **state) {
 
 static void bad_paths_are_refused(void **state) {
   (void)state;
-  put_file("files/empty", "", 0);
-  put_file("files/short", "\2\0\0\0\0\0\0", 7);
+  test_put_file("files/empty", "", 0);
+  test_put_file("files/short", "\2\0\0\0\0\0\0", 7);
   assert_int_equal(mkfifo("files/fifo", 0600), 0);
   check_refused("absent", MHA_ERROR_IO, "absent does not exist; rule: weights are a safetensors");
   check_refused("", MHA_ERROR_IO, "does not exist; rule: ");
@@ -329,19 +296,19 @@ static void folders_are_listed(void **state) {
   static const char *const names[] = {"B", "a", "a.b", "\xC3\xA9"};
   mha_raw_tensors tensors;
   (void)state;
-  put_file("files/model.safetensors", "text", 4);
+  test_put_file("files/model.safetensors", "text", 4);
   check_refused("files", MHA_ERROR_FORMAT,
                 "files is a folder without .npy files; rule: weights are a safetensors file");
   put_npy("files/a.npy", "'<f4'", false, "(2, 3)", six, sizeof six);
   put_npy("files/\xC3\xA9.npy", "'<i4'", false, "(6,)", six, sizeof six);
   put_npy("files/a.b.npy", "'|b1'", false, "(2,)", "\1", 2);
   assert_int_equal(symlink("a.npy", "files/B.npy"), 0);
-  put_file("files/readme.txt", "text", 4);
-  put_file("files/x.NPY", "text", 4);
-  put_file("files/xnpy", "text", 4);
-  put_file("files/.npy", "text", 4);
-  put_file("files/.hidden.npy", "text", 4);
-  put_file("files/a.npy.old", "text", 4);
+  test_put_file("files/readme.txt", "text", 4);
+  test_put_file("files/x.NPY", "text", 4);
+  test_put_file("files/xnpy", "text", 4);
+  test_put_file("files/.npy", "text", 4);
+  test_put_file("files/.hidden.npy", "text", 4);
+  test_put_file("files/a.npy.old", "text", 4);
   assert_int_equal(mkdir("files/folder", 0700), 0);
   open_well("files", false, &tensors);
   assert_true(tensors.is_folder);
@@ -376,10 +343,10 @@ static void other_arrays_in_a_folder(void **state) {
     assert_false(mha_tensor_is_usable(x));
     mha_tensors_close(&tensors);
   }
-  put_file("files/x.npy", "no array", 8);
+  test_put_file("files/x.npy", "no array", 8);
   check_refused("files", MHA_ERROR_FORMAT,
                 "files/x.npy seems to be text; rule: an array is a .npy file");
-  put_file("files/x.npy", "", 0);
+  test_put_file("files/x.npy", "", 0);
   check_refused("files", MHA_ERROR_FORMAT, "files/x.npy: the file's early end at byte 0");
   put_npy("files/x.npy", "'<f4'", false, "(2,)", six, 4);
   check_refused("files", MHA_ERROR_FORMAT, "files/x.npy: 4 bytes of numbers");
@@ -654,7 +621,7 @@ static void written_files_are_read(void **state) {
   (void)state;
   memset(&error, 0xA5, sizeof error);
   test_expect(mha_safetensors_write("files/w", tensors, COUNT(tensors), &error), MHA_OK, &error);
-  assert_int_equal(files_in_folder(), 1);
+  assert_int_equal(test_files_in("files"), 1);
   unsigned char *bytes = get_file("files/w", &n);
   assert_int_equal(bytes[0] % 8, 0);
   assert_memory_equal(bytes + 1, "\1\0\0\0\0\0\0{", 8);
@@ -717,7 +684,7 @@ static void bad_tensors_are_not_written(void **state) {
       {"w", -1, MHA_ERROR_OVERFLOW, "the end of tensor \"w\" in files/w overflows"},
   };
   (void)state;
-  put_file("files/w", "old", 3);
+  test_put_file("files/w", "old", 3);
   for (size_t i = 0; i < COUNT(rows); i++) {
     const mha_tensor_to_write tensors[2] = {{"first", 1, {1}, &number, 0},
                                             {rows[i].name, 1, {rows[i].rows}, &number, 0}};
@@ -730,7 +697,7 @@ static void bad_tensors_are_not_written(void **state) {
     assert_int_equal(n, 3);
     assert_memory_equal(bytes, "old", 3);
     free(bytes);
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(test_files_in("files"), 1);
   }
 }
 
@@ -754,7 +721,7 @@ static void a_failed_write_leaves_the_old_file(void **state) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     test_expect(status, MHA_ERROR_IO, &error);
     assert_non_null(strstr(error.message, "files/w cannot be written: "));
-    assert_int_equal(files_in_folder(), 1);
+    assert_int_equal(test_files_in("files"), 1);
     open_well("files/w", false, &read);
     assert_int_equal(read.items[0].n_elements, 2);
     assert_memory_equal(read.items[0].data, numbers, 8);
@@ -785,17 +752,20 @@ static void a_mapped_file_may_be_replaced(void **state) {
 
 /* ---- A folder to work in --------------------------------------------------------------------- */
 
-static char work_folder[] = "test_tensors.XXXXXX";
-
 static int enter_folder(void **state) {
   (void)state;
-  return !mkdtemp(work_folder) || chdir(work_folder) != 0 || mkdir("files", 0700) != 0;
+  return test_folder_enter("test_tensors") != 0 || mkdir("files", 0700) != 0;
+}
+
+static int clear(void **state) {
+  (void)state;
+  return test_remove_files("files");
 }
 
 static int leave_folder(void **state) {
   (void)state;
   (void)unlink("two.safetensors");
-  return rmdir("files") != 0 || chdir("..") != 0 || rmdir(work_folder) != 0;
+  return rmdir("files") != 0 || test_folder_leave() != 0;
 }
 
 #define TEST(name) cmocka_unit_test_teardown(name, clear)

@@ -2,22 +2,16 @@
  * layer when it is loaded again, and takes the place of an old file only when it is complete. */
 #define _XOPEN_SOURCE 700
 
-#include "support.h"
+#include "layer_file.h"
 
-#include "layer/weights.h"
-
-#include <dirent.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
-/* Eight sizes that all differ, in matrices whose rows lie further apart than they are long. */
-enum { H = 4, G = 2, D = 3, DV = 5, EQ = 7, EK = 11, EV = 13, EO = 17, GAP = 2 };
+/* Rows of matrices lie further apart than they are long. */
+enum { GAP = 2 };
 
 static const int64_t in_sizes[4] = {EQ, EK, EV, H *DV};
 static const int64_t out_sizes[4] = {H * D, G *D, G *DV, EO};
@@ -34,7 +28,7 @@ typedef struct options {
 
 static mha_weights *make_layer(arrays *a, const options *o, const mha_allocator *allocator) {
   test_random random;
-  mha_config config;
+  mha_config config = layer_heads(H, G);
   mha_matrices m;
   mha_weights *weights = NULL;
   mha_error error;
@@ -46,9 +40,6 @@ static mha_weights *make_layer(arrays *a, const options *o, const mha_allocator 
     data[k] = a->matrices[k];
     ld[k] = (o->out_in ? in_sizes[k] : out_sizes[k]) + GAP;
   }
-  MHA_INIT(&config);
-  config.n_heads = H;
-  config.n_kv_heads = G;
   config.head_size = D;
   config.value_head_size = DV;
   config.query_width = EQ;
@@ -170,32 +161,29 @@ static void check_tensor(const contents *c, const char *prefix, const char *name
 
 /* Expects the layer's tensors in the file, with nothing between, before or behind them. */
 static void check_file(const char *path, const char *prefix, const arrays *a, const options *o) {
-  static const char *const names[2][11] = {
-      {"W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O", "q_norm.weight", "k_norm.weight",
-       "sinks"},
-      {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "q_proj.bias",
-       "k_proj.bias", "v_proj.bias", "o_proj.bias", "q_norm.weight", "k_norm.weight", "sinks"}};
+  static const char *const norms[2] = {"q_norm.weight", "k_norm.weight"};
   static const float ones[12] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   static contents c;
   static unsigned char used[FILE_BYTES];
   size_t covered = 0;
-  const char *const *name = names[o->out_in];
+  const layer_naming *as = &layer_namings[o->out_in ? LAYER_HUGGING_FACE : LAYER_ARTICLE];
   memset(used, 0, sizeof used);
   read_contents(path, &c);
   for (int k = 0; k < 4; k++) {
     const int64_t rows = o->out_in ? out_sizes[k] : in_sizes[k];
     const int64_t columns = o->out_in ? in_sizes[k] : out_sizes[k];
-    check_tensor(&c, prefix, name[k], rows, columns, a->matrices[k], columns + GAP, used, &covered);
+    check_tensor(&c, prefix, as->matrices[k], rows, columns, a->matrices[k], columns + GAP, used,
+                 &covered);
     if (o->biases)
-      check_tensor(&c, prefix, name[4 + k], out_sizes[k], 0, a->biases[k], 1, used, &covered);
+      check_tensor(&c, prefix, as->biases[k], out_sizes[k], 0, a->biases[k], 1, used, &covered);
   }
   for (int k = 0; o->norm != MHA_NORM_NONE && k < 2; k++) {
     const int64_t length = o->norm == MHA_NORM_FULL ? out_sizes[k] : D;
-    check_tensor(&c, prefix, name[8 + k], length, 0, o->norm_weights[k] ? a->norms[k] : ones, 1,
-                 used, &covered);
+    check_tensor(&c, prefix, norms[k], length, 0, o->norm_weights[k] ? a->norms[k] : ones, 1, used,
+                 &covered);
   }
   if (o->sinks)
-    check_tensor(&c, prefix, name[10], H, 0, a->sinks, 1, used, &covered);
+    check_tensor(&c, prefix, "sinks", H, 0, a->sinks, 1, used, &covered);
   assert_int_equal(covered, c.n - 8 - c.header_bytes);
 }
 
@@ -219,15 +207,11 @@ static void same_vector(const float *a, const float *b, int64_t n) {
     assert_true(test_equal_bits(a ? a[i] : 1.0F, b ? b[i] : 1.0F));
 }
 
-static void check_loaded(const mha_weights *saved, const char *path, const char *prefix) {
-  mha_config config;
-  mha_weights *loaded = NULL;
-  mha_error error;
-  MHA_INIT(&config);
-  config.n_heads = H;
-  config.n_kv_heads = G;
+/* layer.st holds the layer that was saved. */
+static void check_loaded(const mha_weights *saved, const char *prefix) {
+  mha_config config = layer_heads(H, G);
   config.norm_epsilon = 1e-5F;
-  test_expect(mha_weights_load(&config, path, prefix, &loaded, &error), MHA_OK, &error);
+  mha_weights *loaded = layer_load(&config, prefix);
   assert_int_equal(loaded->orientation, saved->orientation);
   same_projection(&loaded->query, &saved->query);
   same_projection(&loaded->key, &saved->key);
@@ -269,8 +253,8 @@ static void every_layer_makes_the_round_trip(void **state) {
         if ((bits + (unsigned)given) % 4 != 3) /* the eyes above know no escapes */
           check_file("layer.st", prefix ? prefix : "", &a, &o);
         test_note("bits %u, norm %d, given %d", bits, norm, given);
-        check_loaded(weights, "layer.st", NULL);
-        check_loaded(weights, "layer.st", prefix ? prefix : "");
+        check_loaded(weights, NULL);
+        check_loaded(weights, prefix ? prefix : "");
         mha_weights_destroy(weights);
       }
 }
@@ -278,20 +262,16 @@ static void every_layer_makes_the_round_trip(void **state) {
 /* A layer whose numbers lie in a file may be saved to that very file. */
 static void a_layer_replaces_its_own_file(void **state) {
   static arrays a;
+  const mha_config config = layer_heads(H, G);
   mha_weights *weights = make_layer(&a, &plain, NULL);
-  mha_weights *mapped = NULL;
-  mha_config config;
   mha_error error;
   (void)state;
-  MHA_INIT(&config);
-  config.n_heads = H;
-  config.n_kv_heads = G;
   test_expect(mha_weights_save(weights, "layer.st", "x.", &error), MHA_OK, &error);
-  test_expect(mha_weights_load(&config, "layer.st", "x.", &mapped, &error), MHA_OK, &error);
+  mha_weights *mapped = layer_load(&config, "x.");
   test_expect(mha_weights_save(mapped, "layer.st", "y.", &error), MHA_OK, &error);
   check_file("layer.st", "y.", &a, &plain);
   same_projection(&mapped->output, &weights->output);
-  check_loaded(mapped, "layer.st", NULL);
+  check_loaded(mapped, NULL);
   mha_weights_destroy(mapped);
   mha_weights_destroy(weights);
 }
@@ -328,7 +308,7 @@ static void an_absent_matrix_is_unsupported(void **state) {
     test_expect(mha_weights_create(&config, &m, &weights, &error), MHA_OK, &error);
     (void)snprintf(fragment, sizeof fragment, "has no %s matrix; rule: ", names[absent]);
     check_refused(weights, "layer.st", NULL, MHA_ERROR_UNSUPPORTED, fragment);
-    assert_int_equal(access("layer.st", F_OK), -1);
+    assert_false(test_exists("layer.st"));
     mha_weights_destroy(weights);
   }
 }
@@ -345,18 +325,8 @@ static void bad_arguments_are_refused(void **state) {
     test_note("prefix %zu", i);
     check_refused(weights, "layer.st", prefixes[i], MHA_ERROR_VALUE, "; rule: ");
   }
-  assert_int_equal(access("layer.st", F_OK), -1);
+  assert_false(test_exists("layer.st"));
   mha_weights_destroy(weights);
-}
-
-static int count_files(void) {
-  int n = 0;
-  DIR *folder = opendir(".");
-  assert_non_null(folder);
-  while (readdir(folder))
-    n++;
-  assert_int_equal(closedir(folder), 0);
-  return n;
 }
 
 /* A limit on the size of files makes writing fail as a full disk does. */
@@ -373,7 +343,7 @@ static void what_was_there_survives_a_failure(void **state) {
   read_contents("layer.st", &before);
   other.sinks = true;
   mha_weights *new = make_layer(&a, &other, NULL);
-  const int n_files = count_files();
+  const int n_files = test_files_in(".");
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
   const struct rlimit small = {2000, limit.rlim_max};
   assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
@@ -387,7 +357,7 @@ static void what_was_there_survives_a_failure(void **state) {
   read_contents("layer.st", &after);
   assert_int_equal(before.n, after.n);
   assert_memory_equal(before.bytes, after.bytes, before.n);
-  assert_int_equal(count_files(), n_files); /* nothing half written is left */
+  assert_int_equal(test_files_in("."), n_files); /* nothing half written is left */
   mha_weights_destroy(old);
   mha_weights_destroy(new);
 }
@@ -405,7 +375,7 @@ static void allocation_failures(void **state) {
   while (status == MHA_ERROR_MEMORY) {
     mha_error error;
     allocator.fail_at = allocator.calls + ++nth;
-    assert_int_equal(access("layer.st", F_OK), -1);
+    assert_false(test_exists("layer.st"));
     status = mha_weights_save(weights, "layer.st", NULL, &error);
     assert_int_equal(error.status, status);
     assert_int_equal(allocator.live, live);
@@ -417,34 +387,14 @@ static void allocation_failures(void **state) {
   test_allocator_check(&allocator);
 }
 
-/* ---- A folder to work in --------------------------------------------------------------------- */
-
-static char work_folder[] = "test_save.XXXXXX";
-
-static int remove_file(void **state) {
-  (void)state;
-  (void)unlink("layer.st");
-  return 0;
-}
-
-static int enter_folder(void **state) {
-  (void)state;
-  return !mkdtemp(work_folder) || chdir(work_folder) != 0;
-}
-
-static int leave_folder(void **state) {
-  (void)state;
-  return chdir("..") != 0 || rmdir(work_folder) != 0;
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(every_layer_makes_the_round_trip, remove_file),
-      cmocka_unit_test_teardown(a_layer_replaces_its_own_file, remove_file),
-      cmocka_unit_test_teardown(an_absent_matrix_is_unsupported, remove_file),
-      cmocka_unit_test_teardown(bad_arguments_are_refused, remove_file),
-      cmocka_unit_test_teardown(what_was_there_survives_a_failure, remove_file),
-      cmocka_unit_test_teardown(allocation_failures, remove_file),
+      cmocka_unit_test_teardown(every_layer_makes_the_round_trip, layer_remove_file),
+      cmocka_unit_test_teardown(a_layer_replaces_its_own_file, layer_remove_file),
+      cmocka_unit_test_teardown(an_absent_matrix_is_unsupported, layer_remove_file),
+      cmocka_unit_test_teardown(bad_arguments_are_refused, layer_remove_file),
+      cmocka_unit_test_teardown(what_was_there_survives_a_failure, layer_remove_file),
+      cmocka_unit_test_teardown(allocation_failures, layer_remove_file),
   };
-  return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+  return cmocka_run_group_tests(tests, layer_enter_folder, layer_leave_folder);
 }

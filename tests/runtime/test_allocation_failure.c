@@ -244,10 +244,7 @@ static void calling_with_a_cache(void **state) {
     }
     fixture.allocator.fail_at = 0;
     test_expect(test_call(&fixture, p.context, p.weights, &error), MHA_OK, &error);
-    oracle_result result;
-    test_ask_oracle(&fixture, &result); /* off is 0: the uncached call */
-    test_judge(&fixture, &result);
-    oracle_free(&result);
+    test_judge_now(&fixture); /* off is 0: the uncached call */
     mha_cache_destroy(cache);
     destroy_parts(p);
     test_release(&fixture);

@@ -798,6 +798,13 @@ void test_judge(const test_fixture *f, const oracle_result *r) {
                  r->lse.bound);
 }
 
+void test_judge_now(const test_fixture *f) {
+  oracle_result result;
+  test_ask_oracle(f, &result);
+  test_judge(f, &result);
+  oracle_free(&result);
+}
+
 bool test_sees(const test_fixture *f, const oracle_result *r, int64_t b, int64_t h, int64_t i,
                int64_t j) {
   const double score = r->stage[2].value[((b * f->c.H + h) * f->c.Lq + i) * f->c.Lk + j];
@@ -806,13 +813,10 @@ bool test_sees(const test_fixture *f, const oracle_result *r, int64_t b, int64_t
 
 void test_check(const test_case *c) {
   test_fixture *f = malloc(sizeof *f);
-  oracle_result result;
   assert_non_null(f);
   test_build(f, c);
   test_run(f);
-  test_ask_oracle(f, &result);
-  test_judge(f, &result);
-  oracle_free(&result);
+  test_judge_now(f);
   test_release(f);
   free(f);
 }

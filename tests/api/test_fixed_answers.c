@@ -19,13 +19,6 @@ static void expect_all(const char *what, const float *got, int64_t n, double exp
     test_near(what, (double)got[i], expected, 0.0);
 }
 
-static void judge_fixture(void) {
-  oracle_result result;
-  test_ask_oracle(&fixture, &result);
-  test_judge(&fixture, &result);
-  oracle_free(&result);
-}
-
 /* ---- Rows about who is seen ------------------------------------------------------------------ */
 
 static void hide_row(int64_t row) {
@@ -57,7 +50,7 @@ static void a_query_that_sees_no_key(void **state) {
     for (int64_t b = 0; (variant & 2) && b < 2; b++)
       *test_at(&fixture.query, b, ROW, 0, 1) = NAN;
     test_run(&fixture);
-    judge_fixture();
+    test_judge_now(&fixture);
     for (int64_t b = 0; b < 2; b++) {
       if (c.core)
         expect_all("result", test_at(&fixture.output, b, ROW, 0, 0), 2 * 4, 0.0);
@@ -100,7 +93,7 @@ static void query_rows_beyond_query_lengths(void **state) {
             test_fill_poison(test_at(&fixture.query, b, i, 0, 0), 6);
       }
       test_run(&fixture);
-      judge_fixture();
+      test_judge_now(&fixture);
       const double hidden = stage == MHA_STAGE_WEIGHTS ? 0.0 : -INFINITY;
       for (int64_t h = 0; h < 2; h++) {
         expect_all("lse", fixture.lse + h * 6 + 4, 2, -INFINITY);
@@ -135,7 +128,7 @@ static void judge_on_the_edge(int64_t query_rows, int64_t key_rows) {
            (size_t)(((v->batch - 1) * v->length + rows[which]) * width) * sizeof *copy);
     v->data = copy;
   }
-  judge_fixture();
+  test_judge_now(&fixture);
 }
 
 static void keys_beyond_key_lengths(void **state) {
@@ -275,7 +268,7 @@ static void nan_in_a_query_row(void **state) {
       float *clean = test_gather(&fixture.output);
       *test_at(&fixture.query, row[0], row[1], 0, 3) = NAN;
       test_run(&fixture);
-      judge_fixture(); /* NaN exactly where the judge has it, hidden keys 0 or −inf */
+      test_judge_now(&fixture); /* NaN exactly where the judge has it, hidden keys 0 or −inf */
       test_same_rows(&fixture, clean, other_rows, row);
       free(clean);
       test_release(&fixture);
@@ -293,7 +286,7 @@ static void nan_in_one_heads_query(void **state) {
     float *clean = test_gather(&fixture.output);
     *test_at(&fixture.query, row[0], row[1], 1, 2) = NAN;
     test_run(&fixture);
-    judge_fixture();
+    test_judge_now(&fixture);
     test_same_rows(&fixture, clean, other_rows, row);
     expect_row(test_at(&fixture.output, row[0], row[1], 0, 0), clean + row[1] * 2 * 5, 5,
                "the other head");
@@ -315,7 +308,7 @@ static void nan_in_a_visible_key(void **state) {
     *test_at(&fixture.key, 0, 33, 0, 1) = NAN;
     test_run(&fixture);
     test_same_rows(&fixture, clean, does_not_see, &key);
-    judge_fixture(); /* the judge has NaN in the rows that see it */
+    test_judge_now(&fixture); /* the judge has NaN in the rows that see it */
     oracle_free(&result);
     free(clean);
     test_release(&fixture);
@@ -557,7 +550,7 @@ static void no_keys(void **state) {
                                           .causal = true,
                                           .want = TEST_WANT_ALL});
         test_run(&fixture);
-        judge_fixture();
+        test_judge_now(&fixture);
         expect_all("lse", fixture.lse, fixture.lse_n, -INFINITY);
         for (int64_t b = 0; b < 2; b++)
           for (int64_t i = 0; i < 3; i++) {

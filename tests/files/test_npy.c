@@ -2,11 +2,10 @@
  */
 #define _XOPEN_SOURCE 700
 
-#include "support.h"
+#include "folder.h"
 
 #include "files/npy.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -62,16 +61,9 @@ static void check_message(const mha_error *error, mha_status status, const char 
   assert_null(strpbrk(error->message, "\n\r\t\x7f\x1b"));
 }
 
-static void put_file(const char *path, const void *bytes, size_t n) {
-  FILE *file = fopen(path, "wb");
-  assert_non_null(file);
-  assert_int_equal(fwrite(bytes, 1, n, file), n);
-  assert_int_equal(fclose(file), 0);
-}
-
 static void read_image(image file, mha_npy_kind kind, mha_npy_array *array) {
   mha_error error;
-  put_file("in.npy", file.bytes, file.n);
+  test_put_file("in.npy", file.bytes, file.n);
   test_expect(mha_npy_read("in.npy", kind, NULL, array, &error), MHA_OK, &error);
   assert_int_equal(error.status, MHA_OK);
   assert_string_equal(error.message, "");
@@ -530,7 +522,7 @@ static void truncation_at_every_byte(void **state) {
       test_note("version %d cut to %zu of %zu bytes", major, n, whole.n);
       test_expect(parse(cut, &header, &error), MHA_ERROR_FORMAT, &error);
       check_message(&error, MHA_ERROR_FORMAT, "at byte ");
-      put_file("some/file.npy", cut.bytes, n);
+      test_put_file("some/file.npy", cut.bytes, n);
       test_expect(mha_npy_read("some/file.npy", MHA_NPY_FLOATS, NULL, &array, &error),
                   MHA_ERROR_FORMAT, &error);
       check_message(&error, MHA_ERROR_FORMAT, "at byte ");
@@ -583,7 +575,7 @@ static void kinds_are_checked(void **state) {
     (void)snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (1,)}",
                    rows[i].descr);
     const image file = make_text(&pool, 1, text, "\0\0\0\0\0\0\0", rows[i].item);
-    put_file("some/file.npy", file.bytes, file.n);
+    test_put_file("some/file.npy", file.bytes, file.n);
     const bool allowed[] = {rows[i].floats, rows[i].bytes, rows[i].integers};
     for (int kind = MHA_NPY_FLOATS; kind <= MHA_NPY_INTEGERS; kind++) {
       mha_npy_array array;
@@ -631,7 +623,7 @@ static void sizes_beyond_32_bits(void **state) {
   mha_error error;
   (void)state;
   const image file = make_text(&pool, 1, F4 "(5000000000,), }", NULL, 0);
-  put_file("some/file.npy", file.bytes, file.n);
+  test_put_file("some/file.npy", file.bytes, file.n);
   if (truncate("some/file.npy", (off_t)file.n + (off_t)5000000000 * 4) != 0) {
     test_pool_free(&pool);
     skip(); /* a file system without holes of this size */
@@ -654,7 +646,7 @@ static void allocation_failures(void **state) {
   mha_status status = MHA_ERROR_MEMORY;
   int64_t nth = 0;
   (void)state;
-  put_file("some/file.npy", file.bytes, file.n);
+  test_put_file("some/file.npy", file.bytes, file.n);
   while (status == MHA_ERROR_MEMORY) {
     test_allocator allocator;
     mha_npy_array array;
@@ -692,16 +684,6 @@ static void long_paths_leave_room_in_messages(void **state) {
 
 /* ---- The writer ------------------------------------------------------------------------------ */
 
-static int files_in(const char *folder) {
-  int n = 0;
-  DIR *open_folder = opendir(folder);
-  assert_non_null(open_folder);
-  for (const struct dirent *entry = readdir(open_folder); entry; entry = readdir(open_folder))
-    n += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
-  assert_int_equal(closedir(open_folder), 0);
-  return n;
-}
-
 static void check_written(const char *path, int rank, const int64_t *shape, const float *numbers,
                           int64_t n) {
   mha_npy_array array;
@@ -736,7 +718,7 @@ static void round_trips(void **state) {
     test_expect(mha_npy_write("some/out.npy", rank, shapes[i] + 1, numbers, &error), MHA_OK,
                 &error);
     check_written("some/out.npy", rank, shapes[i] + 1, numbers, n);
-    assert_int_equal(files_in("some"), 1);
+    assert_int_equal(test_files_in("some"), 1);
   }
   /* the largest header */
   const int64_t wide[MHA_NPY_MAX_RANK] = {0, INT64_MAX, 1, 1, 1, 1, 1, 1};
@@ -780,17 +762,17 @@ static void staged_files_touch_nothing(void **state) {
   assert_int_equal(chmod("some/out.npy", 0640), 0);
   assert_int_equal(mha_npy_stage("some/out.npy", 1, shape, second, &output, &error), MHA_OK);
   check_written("some/out.npy", 1, shape, first, 2);
-  assert_int_equal(files_in("some"), 2);
+  assert_int_equal(test_files_in("some"), 2);
   mha_output_discard(&output);
   mha_output_discard(&output);
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
   assert_int_equal(mha_npy_stage("some/out.npy", 1, shape, second, &output, &error), MHA_OK);
   assert_int_equal(mha_output_commit(&output, &error), MHA_OK);
   check_written("some/out.npy", 1, shape, second, 2);
   struct stat info;
   assert_int_equal(stat("some/out.npy", &info), 0);
   assert_int_equal(info.st_mode & 0777, 0640);
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
   assert_int_equal(unlink("some/out.npy"), 0);
 }
 
@@ -801,7 +783,7 @@ static void symbolic_links_are_followed(void **state) {
   mha_error error;
   (void)state;
   assert_int_equal(mkdir("other", 0700), 0);
-  put_file("other/real.npy", "old", 3);
+  test_put_file("other/real.npy", "old", 3);
   assert_int_equal(symlink("../other/real.npy", "some/link.npy"), 0);
   test_expect(mha_npy_write("some/link.npy", 1, shape, numbers, &error), MHA_OK, &error);
   assert_int_equal(lstat("some/link.npy", &info), 0);
@@ -827,7 +809,7 @@ static void only_regular_files_are_replaced(void **state) {
     test_note("\"%s\"", targets[i]);
     test_expect(mha_npy_write(targets[i], 1, shape, numbers, &error), MHA_ERROR_IO, &error);
     assert_non_null(strstr(error.message, targets[i]));
-    assert_int_equal(files_in("some"), 1);
+    assert_int_equal(test_files_in("some"), 1);
   }
   struct stat info;
   assert_int_equal(stat("/dev/null", &info), 0);
@@ -850,7 +832,7 @@ static void bad_shapes_are_not_written(void **state) {
   assert_int_equal(mha_npy_write("some/out.npy", 2, negative, numbers, NULL), MHA_ERROR_OVERFLOW);
   assert_int_equal(mha_npy_write("some/out.npy", 2, huge, numbers, NULL), MHA_ERROR_OVERFLOW);
   assert_int_equal(mha_npy_write("some/out.npy", 9, many, numbers, NULL), MHA_ERROR_OVERFLOW);
-  assert_int_equal(files_in("some"), 0);
+  assert_int_equal(test_files_in("some"), 0);
 }
 
 /* A limit on the size of files is an error, and no signal ends the process. */
@@ -872,23 +854,21 @@ static void a_failed_write_leaves_the_old_file(void **state) {
   test_expect(status, MHA_ERROR_IO, &error);
   assert_non_null(strstr(error.message, "some/out.npy cannot be written: "));
   check_written("some/out.npy", 1, small, numbers, 2);
-  assert_int_equal(files_in("some"), 1);
+  assert_int_equal(test_files_in("some"), 1);
   assert_int_equal(unlink("some/out.npy"), 0);
 }
 
 /* ---- A folder to work in --------------------------------------------------------------------- */
 
-static char work_folder[] = "test_npy.XXXXXX";
-
 static int enter_folder(void **state) {
   (void)state;
-  return !mkdtemp(work_folder) || chdir(work_folder) != 0 || mkdir("some", 0700) != 0;
+  return test_folder_enter("test_npy") != 0 || mkdir("some", 0700) != 0;
 }
 
 static int leave_folder(void **state) {
   (void)state;
   (void)unlink("in.npy");
-  return rmdir("some") != 0 || chdir("..") != 0 || rmdir(work_folder) != 0;
+  return rmdir("some") != 0 || test_folder_leave() != 0;
 }
 
 static int empty_folder(void **state) {

@@ -152,6 +152,8 @@ void test_problem_free(oracle_problem *problem);
 void test_ask_oracle(const test_fixture *fixture, oracle_result *result);
 /* Compares every result with the judge's. */
 void test_judge(const test_fixture *fixture, const oracle_result *result);
+/* The same, with a judge who is asked about the fixture as it is now. */
+void test_judge_now(const test_fixture *fixture);
 /* Build, run, judge, release. */
 void test_check(const test_case *c);
 
