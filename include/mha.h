@@ -23,7 +23,9 @@
  *
  * Widths, head counts and head sizes are independent: H·d need not equal Eq. All numbers are
  * float32, row-major; the last dimension of every array has stride 1. Dimensions, lengths,
- * offsets and strides are int64_t and count elements; sizes that end in _bytes are size_t.
+ * offsets and strides are int64_t and count elements; sizes that end in _bytes are size_t. Arrays
+ * are aligned as their elements are. Whether two overlap is judged by their address ranges, from
+ * the first element to the last.
  *
  * Short use:
  *
@@ -64,11 +66,11 @@
  * caller at a time; a second entry is MHA_ERROR_BUSY. Give each thread a context of its own. A
  * mha_cache has any number of readers or one writer.
  *
- * Callbacks (allocator, parallel_for, trace): they must return. One that leaves by longjmp, or in
- * C++ by an exception, leaves the context inside its call for ever (MHA_ERROR_BUSY), a cache too,
- * and the BLAS at one thread: catch everything in the callback and keep it for after the call. In a
- * coroutine, a callback must not suspend. A call needs some 100 KiB of the caller's stack, most of
- * it for the BLAS (75 to 84 KiB were measured).
+ * Callbacks (allocator, parallel_for, trace, release): they must return. One that leaves by
+ * longjmp, or in C++ by an exception, leaves the context inside its call for ever (MHA_ERROR_BUSY),
+ * a cache too, and the BLAS at one thread: catch everything in the callback and keep it for after
+ * the call. In a coroutine, a callback must not suspend. A call needs some 100 KiB of the caller's
+ * stack, most of it for the BLAS (75 to 84 KiB were measured).
  *
  * BLAS: while a call computes, OpenBLAS's pthread flavour (BLIS too) is held at one thread for the
  * whole process, because many small products run faster on the library's own threads; the count is
@@ -305,7 +307,8 @@ typedef enum mha_ownership {
                       call uses them */
 } mha_ownership;
 
-/** Gives back what `user` stands for. It is called once and must not enter the library. */
+/** Gives back what `user` stands for, the allocator of the object included: nothing of it is used
+ *  afterwards. It is called once and must not enter the library. */
 typedef void mha_release_function(void *user);
 
 /**
@@ -359,7 +362,7 @@ typedef struct mha_weights mha_weights;
  *                 NULL is stored on failure. Not NULL.
  * @param error    receives the outcome, or NULL.
  * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, STRIDE, OVERFLOW, VALUE, WEIGHTS (an absent matrix
- * between different widths), MEMORY.
+ * between different widths), UNSUPPORTED (an element type), MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
                                                      const mha_matrices *matrices,
@@ -424,8 +427,9 @@ typedef struct mha_file_options {
 } mha_file_options;
 
 /**
- * Weights as they lie in a file or a folder: tensors, and the layers that their names make. It
- * lives until it is destroyed and no layer uses its numbers any more.
+ * Weights as they lie in a file or a folder: tensors, and the layers that their names make. The
+ * files must not be changed until it is destroyed and no layer uses its numbers any more, and its
+ * allocator must last as long.
  * Thread rule: immutable; any number of threads may ask it and load from it at once.
  */
 typedef struct mha_file mha_file;
@@ -463,15 +467,18 @@ MHA_API void mha_file_destroy(mha_file *file);
 /** The most dimensions that a tensor of a file can have. */
 #define MHA_MAX_RANK 8
 
-/** A tensor of a file. What it points to lives as long as the file object. */
+/** A tensor of a file. What it points to is valid until mha_file_destroy. */
 typedef struct mha_tensor_info {
   size_t struct_size;          /**< set by MHA_INIT */
   const char *name;            /**< UTF-8 without control characters */
   const char *type;            /**< as the file spells it, such as "F32", "BF16" or "<f4" */
   int32_t is_loaded;           /**< nonzero: of a type that becomes a layer's numbers */
-  int32_t rank;                /**< 0 = a single number */
+  int32_t is_column_major;     /**< nonzero: the first index runs fastest in `data` */
+  int32_t rank;                /**< 0 = a single number; −1 = not known, of a type not loaded */
+  int32_t reserved;            /**< 0 */
   int64_t shape[MHA_MAX_RANK]; /**< the first `rank` count */
-  const void *data;            /**< the bytes as they lie; NULL where they cannot be told */
+  const void *data;            /**< the bytes as they lie, in the file's byte order and not aligned;
+                                    NULL where they cannot be told */
   size_t bytes;                /**< how many */
 } mha_tensor_info;
 
@@ -496,14 +503,15 @@ typedef enum mha_part {
 /** How many parts there are. */
 #define MHA_N_PARTS 13
 
-/** A layer of a file, as far as names tell. What it points to lives as long as the file object. */
+/** A layer of a file, as far as names tell. What it points to is valid until mha_file_destroy. Two
+ *  layers of one prefix, under the names of two families, cannot be loaded by it. */
 typedef struct mha_layer_info {
   size_t struct_size;      /**< set by MHA_INIT */
   const char *prefix;      /**< what stands before its tensors' names, for mha_weights_load_from */
   const char *family;      /**< whose names they are, such as "PyTorch, packed" */
   int32_t orientation;     /**< mha_orientation */
   int32_t is_complete;     /**< nonzero: nothing is missing */
-  const char *missing;     /**< the names of what is missing, or "" */
+  const char *missing;     /**< what is missing, for people, shortened where it is long; or "" */
   const char *unsupported; /**< the name of a tensor that would change the result in a way that
                                 is not computed, or NULL */
   int64_t parts[MHA_N_PARTS]; /**< the tensor that is each mha_part, by its index; −1 = none */
@@ -842,8 +850,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
  * @param cache_entries [B] entries that receive them, each once; NULL = b.
  * @param new_lengths   [B] rows that count, 0..n; NULL = all.
  * @param error         receives the outcome, or NULL.
- * Errors: NULL, SIZE, STRIDE, OVERFLOW, LENGTH (no such entry, an entry twice, no room), OVERLAP,
- * BUSY; the cache is then as it was.
+ * Errors: NULL, SIZE, STRIDE, OVERFLOW, VALUE, UNSUPPORTED (an element type), LENGTH (no such
+ * entry, an entry twice, no room), OVERLAP, BUSY; the cache is then as it was.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k,
                                                    const mha_tensor *v,
@@ -1012,6 +1020,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_attend(mha_context *context, const mha_ten
 /** Parts of one attention, each over keys of its own, and where the whole goes. */
 typedef struct mha_merge_args {
   size_t struct_size;        /**< set by MHA_INIT */
+  uint32_t flags;            /**< MHA_ALLOW_EMPTY or 0 */
+  int32_t reserved;          /**< 0 */
   int64_t n_parts;           /**< at least 1 */
   const mha_tensor *outputs; /**< [n_parts], each [B][Lq][H][dv]: the results of the parts,
                                   without sinks */
@@ -1031,9 +1041,10 @@ typedef struct mha_merge_args {
  *     lse = ln Σ_u exp(lse_u),   output = Σ_u exp(lse_u − lse)·output_u
  *
  * with a sink's share taken from the output at the end. A part in which a query sees no key (lse_u
- * = −∞) adds nothing, whatever its output holds. The parts are added in their order. output may be
- * one of the outputs, by address and strides, and log_sum_exp one of the log_sum_exps; otherwise
- * they overlap nothing.
+ * = −∞) adds nothing, whatever its output holds; one whose log-sum-exp is NaN or +∞, or whose
+ * output is NaN, makes the row NaN, however small its weight. The parts are added in their order.
+ * output may be one of the outputs, by address and strides, and log_sum_exp one of the
+ * log_sum_exps; otherwise they overlap nothing.
  * Thread rule: touches its arguments alone, on the calling thread.
  * Errors: NULL, STRUCT_SIZE, SIZE (parts of different shapes), STRIDE, OVERFLOW, VALUE, OVERLAP,
  * UNSUPPORTED; nothing is written then.

@@ -286,7 +286,8 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   mha_status status = count_tasks(core, &list.n_tasks);
   if (status)
     return status;
-  clear_unowned_rows(core);
   status = mha_parallel_run(threads, &list);
+  if (!status) /* an output is as it was where no task could run */
+    clear_unowned_rows(core);
   return status || !mha_parts_are_left(core) ? status : mha_parts_merge(&job, threads);
 }

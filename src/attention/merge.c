@@ -10,8 +10,22 @@
 #include "engine/vector.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* ---- reading ---- */
+
+/* Sizes that were forgotten. */
+static mha_status check_meant(const mha_merge_args *a, mha_error *error) {
+  const mha_tensor *first = &a->outputs[0];
+  const void *given = first->data ? first->data : a->output;
+  const char *name = first->data ? "args.outputs[0].data" : "args.output";
+  mha_status status =
+      mha_require_meant(a->flags, first->batch, "args.outputs[0].batch", given, name, error);
+  if (!status)
+    status =
+        mha_require_meant(a->flags, first->length, "args.outputs[0].length", given, name, error);
+  return status;
+}
 
 /* The output's extents are those of the first part. */
 static mha_status read_whole(mha_merge_args *a, const mha_merge_args *given,
@@ -20,6 +34,10 @@ static mha_status read_whole(mha_merge_args *a, const mha_merge_args *given,
   mha_address_ranges ignored = {.n = 0};
   mha_status status = mha_read_struct(a, sizeof *a, MHA_FIRST_MERGE_ARGS, given, "args", error);
   if (!status)
+    status = mha_require_flags(a->flags, MHA_ALLOW_EMPTY, "args.flags", error);
+  if (!status)
+    status = mha_require_reserved(a->reserved, "args.reserved", error);
+  if (!status)
     status = mha_require_at_least(a->n_parts, 1, "args.n_parts", error);
   if (!status)
     status = mha_require(a->outputs, "args.outputs", error);
@@ -27,6 +45,14 @@ static mha_status read_whole(mha_merge_args *a, const mha_merge_args *given,
     status = mha_require(a->log_sum_exps, "args.log_sum_exps", error);
   if (!status)
     status = mha_tensor_read(&a->outputs[0], "args.outputs[0]", first, &ignored, error);
+  if (!status)
+    status = check_meant(a, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "args.outputs", a->outputs, a->n_parts, sizeof *a->outputs,
+                            false, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "args.log_sum_exps", a->log_sum_exps, a->n_parts,
+                            sizeof *a->log_sum_exps, false, error);
   if (status)
     return status;
   *output = *first;
@@ -63,7 +89,9 @@ static mha_status check_part(const mha_merge_args *a, int64_t u, const mha_tenso
   mha_address_ranges ranges = *whole;
   mha_tensor_shape s = {0};
   const float *lse = a->log_sum_exps[u];
-  mha_status status = mha_tensor_read(&a->outputs[u], "args.outputs", &s, &ranges, error);
+  char name[40];
+  (void)snprintf(name, sizeof name, "args.outputs[%lld]", (long long)u);
+  mha_status status = mha_tensor_read(&a->outputs[u], name, &s, &ranges, error);
   if (status)
     return status;
   if (s.batch != first->batch || s.length != first->length || s.heads != first->heads ||

@@ -207,7 +207,8 @@ mha_status mha_file_tensor(const mha_file *file, int64_t index, mha_tensor_info 
   told.name = t->name;
   told.type = t->type;
   told.is_loaded = t->element != MHA_RAW_OTHER;
-  told.rank = t->rank;
+  told.rank = t->data ? t->rank : -1;
+  told.is_column_major = t->column_major;
   memset(told.shape, 0, sizeof told.shape);
   memcpy(told.shape, t->shape, (size_t)t->rank * sizeof told.shape[0]);
   told.data = t->data;

@@ -46,6 +46,9 @@ static int64_t matrix_columns(const matrix_entry *e, int32_t orientation) {
 }
 
 static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *error) {
+  if (e->element != MHA_F32)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "matrices.%s_element is %d; rule: MHA_F32",
+                    e->name, (int)e->element);
   if (!e->data && e->in != e->out)
     return mha_fail(error, MHA_ERROR_WEIGHTS,
                     "matrices.%s is NULL between widths %lld and %lld; rule: an absent matrix is "
@@ -53,9 +56,6 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
                     e->name, (long long)e->in, (long long)e->out);
   if (!e->data)
     return MHA_OK;
-  if (e->element != MHA_F32)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "matrices.%s_element is %d; rule: MHA_F32",
-                    e->name, (int)e->element);
   if (orientation != MHA_IN_OUT && orientation != MHA_OUT_IN)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "matrices.orientation is %d; rule: MHA_IN_OUT or MHA_OUT_IN", orientation);
@@ -254,9 +254,11 @@ void mha_weights_destroy(mha_weights *weights) {
   if (!weights || atomic_fetch_sub(&weights->references, 1) != 1)
     return;
   const mha_allocator allocator = weights->allocator;
-  if (weights->release)
-    weights->release(weights->release_user);
+  mha_release_function *const release = weights->release;
+  void *const user = weights->release_user;
   mha_memory_release(&allocator, weights, weights->bytes);
+  if (release) /* last: the allocator may be part of what is given back */
+    release(user);
 }
 
 mha_status mha_weights_config(const mha_weights *weights, mha_config *config, mha_error *error) {

@@ -291,6 +291,7 @@ static void no_rows_is_nothing_to_do(void **state) {
   build_by_hand(&h, 0.0F, 0.0F);
   h.tensors[0].batch = h.tensors[1].batch = INT64_MAX; /* of nothing */
   h.tensors[0].length = h.tensors[1].length = 0;
+  h.args.flags = MHA_ALLOW_EMPTY;
   expect_merge(&h.args);
   assert_true(h.merged[0] == 0.0F && h.lse == 0.0F);
   build_by_hand(&h, 0.0F, 0.0F);
@@ -321,7 +322,7 @@ static void what_is_refused(void **state) {
   mha_error error;
   (void)state;
   test_expect(mha_merge(NULL, &error), MHA_ERROR_NULL, &error);
-  for (int which = 0; which < 17; which++) {
+  for (int which = 0; which < 23; which++) {
     build_by_hand(&h, 0.0F, 0.0F);
     mha_merge_args *a = &h.args;
     switch (which) {
@@ -384,6 +385,30 @@ static void what_is_refused(void **state) {
     case 14:
       a->log_sum_exp = h.outputs[0];
       refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
+      break;
+    case 16:
+      h.tensors[0].batch = h.tensors[1].batch = 0;
+      refuse(&h, MHA_ERROR_SIZE, "outputs[0].batch");
+      break;
+    case 17:
+      h.tensors[0].length = h.tensors[1].length = 0;
+      refuse(&h, MHA_ERROR_SIZE, "outputs[0].length");
+      break;
+    case 18:
+      a->flags = 1;
+      refuse(&h, MHA_ERROR_VALUE, "flags");
+      break;
+    case 19:
+      a->reserved = 1;
+      refuse(&h, MHA_ERROR_VALUE, "reserved");
+      break;
+    case 20:
+      a->output = (float *)(void *)h.lists;
+      refuse(&h, MHA_ERROR_OVERLAP, "log_sum_exps");
+      break;
+    case 21:
+      a->log_sum_exp = (float *)(void *)h.tensors;
+      refuse(&h, MHA_ERROR_OVERLAP, "outputs");
       break;
     case 15:
       a->sinks = bad_sinks;

@@ -92,7 +92,8 @@ class AttendArgs(Struct):
 
 class MergeArgs(Struct):
     _fields_ = (
-        [("struct_size", c.c_size_t), ("n_parts", c.c_int64), ("outputs", c.POINTER(Tensor))]
+        [("struct_size", c.c_size_t), ("flags", c.c_uint32), ("reserved", c.c_int32)]
+        + [("n_parts", c.c_int64), ("outputs", c.POINTER(Tensor))]
         + [("log_sum_exps", c.POINTER(c.c_void_p)), ("sinks", floats), ("output", c.c_void_p)]
         + [("output_%s_stride" % n, c.c_int64) for n in ("batch", "row", "head")]
         + [("log_sum_exp", c.c_void_p)]

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
@@ -187,6 +188,52 @@ static void contents_are_told(void **state) {
     assert_int_equal(released, way == 2);
   }
   mha_file_destroy(NULL);
+}
+
+/* Writes a .npy file [2][3] of this type. */
+static void put_array(const char *path, const char *descr, const char *column_major, size_t bytes) {
+  unsigned char file[10 + 118 + 48] = "\x93NUMPY\x01";
+  char text[119];
+  const int n =
+      snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': %s, 'shape': (2, 3), }", descr,
+               column_major);
+  memset(file + 10, ' ', 118);
+  memcpy(file + 10, text, (size_t)n);
+  file[8] = 118;
+  file[10 + 117] = '\n';
+  assert_true(bytes <= 48);
+  test_put_file(path, file, 128 + bytes);
+}
+
+/* How the numbers lie is told, and that some are not known. */
+static void arrays_of_a_folder(void **state) {
+  static const char *const names[] = {"columns", "complex", "rows"};
+  static const int32_t ranks[] = {2, -1, 2};
+  mha_file *file = NULL;
+  mha_error error;
+  int64_t n = 0;
+  (void)state;
+  assert_int_equal(mkdir("arrays", 0777), 0);
+  put_array("arrays/rows.npy", "<f4", "False", 24);
+  put_array("arrays/columns.npy", ">f8", "True", 48);
+  put_array("arrays/complex.npy", "<c8", "False", 48);
+  test_expect(mha_file_open("arrays", NULL, &file, &error), MHA_OK, &error);
+  test_expect(mha_file_count(file, &n, NULL, &error), MHA_OK, &error);
+  assert_int_equal(n, 3);
+  for (int64_t k = 0; k < n; k++) {
+    mha_tensor_info tensor;
+    MHA_INIT(&tensor);
+    test_expect(mha_file_tensor(file, k, &tensor, &error), MHA_OK, &error);
+    assert_string_equal(tensor.name, names[k]);
+    assert_int_equal(tensor.rank, ranks[k]);
+    assert_int_equal(tensor.is_loaded != 0, k != 1);
+    assert_int_equal(tensor.is_column_major != 0, k == 0);
+    assert_int_equal(tensor.data != NULL, k != 1);
+    assert_string_equal(tensor.type, k == 0 ? ">f8" : k == 1 ? "<c8" : "<f4");
+  }
+  mha_file_destroy(file);
+  assert_int_equal(test_remove_files("arrays"), 0);
+  assert_int_equal(rmdir("arrays"), 0);
 }
 
 static void counts_that_nobody_wants(void **state) {
@@ -440,11 +487,17 @@ static void allocations_that_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(contents_are_told),        cmocka_unit_test(counts_that_nobody_wants),
-      cmocka_unit_test(many_layers_of_one_file),  cmocka_unit_test(what_is_converted_is_not_kept),
-      cmocka_unit_test(layers_that_do_not_load),  cmocka_unit_test(many_threads_load),
-      cmocka_unit_test(files_that_do_not_open),   cmocka_unit_test(options_that_are_wrong),
-      cmocka_unit_test(questions_that_are_wrong), cmocka_unit_test(allocations_that_fail),
+      cmocka_unit_test(contents_are_told),
+      cmocka_unit_test(arrays_of_a_folder),
+      cmocka_unit_test(counts_that_nobody_wants),
+      cmocka_unit_test(many_layers_of_one_file),
+      cmocka_unit_test(what_is_converted_is_not_kept),
+      cmocka_unit_test(layers_that_do_not_load),
+      cmocka_unit_test(many_threads_load),
+      cmocka_unit_test(files_that_do_not_open),
+      cmocka_unit_test(options_that_are_wrong),
+      cmocka_unit_test(questions_that_are_wrong),
+      cmocka_unit_test(allocations_that_fail),
   };
   return cmocka_run_group_tests(tests, enter_folder, leave_folder);
 }

@@ -38,6 +38,7 @@ static void choose(merge_trial *t) {
   const int64_t dv = fuzz_read_one_in(r, 4) ? fuzz_read(r, 60, 70) : fuzz_read(r, 1, 5);
   MHA_INIT(&t->args);
   t->args.n_parts = fuzz_read(r, 1, MOST_PARTS);
+  t->args.flags = fuzz_choose_flags(&t->trial, B == 0 || L == 0);
   for (int64_t u = 0; u < t->args.n_parts; u++) {
     t->parts[u] = fuzz_choose_tensor(&t->trial, B, L, H, dv);
     t->lses[u] = choose_sums(&t->trial, B * H * L);
