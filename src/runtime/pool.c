@@ -32,7 +32,8 @@
 typedef struct worker {
   mha_pool *pool;
   int32_t number;
-  bool asleep; /* under the pool's lock */
+  bool asleep;       /* under the pool's lock */
+  mha_cpu_home home; /* likewise */
   pthread_t thread;
   pthread_cond_t wake;
 } worker;
@@ -144,8 +145,10 @@ static bool wait_for_task(worker *w) {
   pthread_mutex_lock(&pool->lock);
   w->asleep = true;
   atomic_fetch_add(&pool->n_asleep, 1);
-  while (!has_task(pool, w->number) && !atomic_load(&pool->stop))
+  while (!has_task(pool, w->number) && !atomic_load(&pool->stop)) {
     pthread_cond_wait(&w->wake, &pool->lock);
+    mha_cpu_come_home(&w->home);
+  }
   atomic_fetch_sub(&pool->n_asleep, 1);
   w->asleep = false;
   pthread_mutex_unlock(&pool->lock);
@@ -257,8 +260,10 @@ static void wake_workers(mha_pool *pool, int32_t n_workers) {
     return;
   pthread_mutex_lock(&pool->lock);
   for (int32_t k = 1; k < n_workers && k <= pool->n_started; k++)
-    if (pool->workers[k].asleep)
+    if (pool->workers[k].asleep) {
+      mha_cpu_send_away(pool->workers[k].thread, &pool->workers[k].home);
       pthread_cond_signal(&pool->workers[k].wake);
+    }
   pthread_mutex_unlock(&pool->lock);
 }
 

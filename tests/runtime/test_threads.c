@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <fenv.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -404,6 +405,50 @@ static void b52_threads_do_not_change_bits(void **state) {
     test_release(&fixture);
   }
 }
+
+#ifdef CPU_COUNT
+/* Threads of this process whose affinity is not `expected`. */
+static int threads_elsewhere(const cpu_set_t *expected) {
+  DIR *tasks = opendir("/proc/self/task");
+  int n = 0;
+  if (!tasks)
+    return 0;
+  for (const struct dirent *entry = readdir(tasks); entry; entry = readdir(tasks)) {
+    cpu_set_t mask;
+    const pid_t id = (pid_t)strtol(entry->d_name, NULL, 10);
+    if (id > 0 && sched_getaffinity(id, sizeof mask, &mask) == 0 && !CPU_EQUAL(&mask, expected))
+      n++;
+  }
+  (void)closedir(tasks);
+  return n;
+}
+
+/* A worker is kept off the caller's CPU while it wakes up, and then may run anywhere again. */
+static void workers_come_home(void **state) {
+  const test_case c = large_layer();
+  cpu_set_t mask;
+  (void)state;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+    skip();
+  test_build(&fixture, &c);
+  mha_weights *weights = make_weights();
+  mha_context *context = make_context(3, 0);
+  for (int round = 0; round < 20; round++) {
+    call(context, weights);
+    if (round % 4 == 0)
+      (void)usleep(3000); /* the workers sleep */
+  }
+  int elsewhere = threads_elsewhere(&mask);
+  for (int look = 0; look < 2000 && elsewhere > 0; look++) { /* one is perhaps on its way */
+    (void)usleep(5000);
+    elsewhere = threads_elsewhere(&mask);
+  }
+  assert_int_equal(elsewhere, 0);
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+  test_release(&fixture);
+}
+#endif
 
 /* Workers round as the caller does: were it not so, some tasks would come out different. */
 static void workers_take_over_the_rounding_mode(void **state) {
@@ -817,6 +862,9 @@ int main(void) {
       cmocka_unit_test(b43_beside_products_of_others),
       cmocka_unit_test(another_thread_is_refused),
       cmocka_unit_test(b52_threads_do_not_change_bits),
+#ifdef CPU_COUNT
+      cmocka_unit_test(workers_come_home),
+#endif
       cmocka_unit_test(workers_take_over_the_rounding_mode),
       cmocka_unit_test(the_callers_pool_gives_the_same_bits),
       cmocka_unit_test(b45_the_count_is_held_and_restored),
