@@ -25,7 +25,7 @@ only("(malloc|calloc|realloc|aligned_alloc|posix_memalign|free|strdup) *\\("
      "^src/base/memory\\.c$|^src/cli/")
 only("(v?f?printf|puts|fputs|perror|exit|abort|_Exit) *\\(" "^src/cli/")
 only("stderr|stdout|assert\\.h" "^src/cli/")
-only("pthread|<threads\\.h>" "^src/(engine/blas|engine/blas_threads|runtime/parallel|runtime/pool|runtime/fork|runtime/cpus)\\.c$")
+only("pthread|<threads\\.h>" "^src/(engine/blas|engine/blas_threads|runtime/parallel|runtime/pool|runtime/fork)\\.c$|^src/runtime/cpus\\.[ch]$")
 # Arrows run down: a folder includes itself and what it names here, and nothing else.
 set(below_base base)
 set(below_engine base)
