@@ -78,6 +78,17 @@ static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
   return MHA_OK;
 }
 
+/* The file is given back at once: the layer keeps what it needs. */
+static mha_status load(const mha_config *config, const char *path, const char *prefix,
+                       mha_weights **weights, mha_error *error) {
+  mha_file *file = NULL;
+  mha_status status = mha_file_open(path, NULL, &file, error);
+  if (!status)
+    status = mha_weights_load_from(config, file, prefix, weights, error);
+  mha_file_destroy(file);
+  return status;
+}
+
 static mha_status create(run *r, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
@@ -90,8 +101,8 @@ static mha_status create(run *r, mha_error *error) {
   config.rotary_size = option(r, MHA_OPTION_ROTARY)->integer;
   mha_status status = read_tables(r, &config, error);
   if (!status)
-    status = mha_weights_load(&config, option(r, MHA_OPTION_WEIGHTS)->text,
-                              option(r, MHA_OPTION_PREFIX)->text, &r->weights, error);
+    status = load(&config, option(r, MHA_OPTION_WEIGHTS)->text, option(r, MHA_OPTION_PREFIX)->text,
+                  &r->weights, error);
   MHA_INIT(&r->config);
   if (!status)
     status = mha_weights_config(r->weights, &r->config, error);
