@@ -316,109 +316,83 @@ static void refuse(by_hand *h, mha_status expected, const char *word) {
   assert_true(h->lse == before.lse);
 }
 
-static void what_is_refused(void **state) {
+/* One thing in the arguments is wrong, or in the parts; the tables say what comes of it. */
+typedef struct refusal {
+  mha_status status;
+  const char *word;
+} refusal;
+
+static const refusal of_arguments[] = {
+    {MHA_ERROR_STRUCT_SIZE, "struct_size"},
+    {MHA_ERROR_SIZE, "n_parts"},
+    {MHA_ERROR_SIZE, "n_parts"},
+    {MHA_ERROR_NULL, "outputs"},
+    {MHA_ERROR_NULL, "log_sum_exps"},
+    {MHA_ERROR_NULL, "args.output"},
+    {MHA_ERROR_OVERLAP, "overlaps"},
+    {MHA_ERROR_OVERLAP, "overlaps"},
+    {MHA_ERROR_OVERLAP, "overlaps"},
+    {MHA_ERROR_VALUE, "sinks[0]"},
+    {MHA_ERROR_OVERLAP, "overlaps"},
+    {MHA_ERROR_VALUE, "flags"},
+    {MHA_ERROR_VALUE, "reserved"},
+    {MHA_ERROR_OVERLAP, "log_sum_exps"},
+    {MHA_ERROR_OVERLAP, "outputs"},
+};
+
+static void spoil_arguments(by_hand *h, size_t which) {
   static const float bad_sinks[] = {NAN};
+  mha_merge_args *a = &h->args;
+  a->struct_size = which == 0 ? 3 : a->struct_size;
+  a->n_parts = which == 1 ? 0 : which == 2 ? INT64_MIN : a->n_parts;
+  a->outputs = which == 3 ? NULL : a->outputs;
+  a->log_sum_exps = which == 4 ? NULL : a->log_sum_exps;
+  a->output = which == 5    ? NULL
+              : which == 6  ? h->outputs[1] + 1
+              : which == 13 ? (float *)(void *)h->lists
+                            : a->output;
+  a->log_sum_exp = which == 7    ? h->merged
+                   : which == 8  ? h->outputs[0]
+                   : which == 14 ? (float *)(void *)h->tensors
+                                 : a->log_sum_exp;
+  a->sinks = which == 9 ? bad_sinks : which == 10 ? h->merged : NULL;
+  a->flags = which == 11;
+  a->reserved = which == 12;
+}
+
+static const refusal of_parts[] = {
+    {MHA_ERROR_NULL, "log_sum_exps[1]"},     {MHA_ERROR_NULL, "outputs[1].data"},
+    {MHA_ERROR_SIZE, "outputs[1]"},          {MHA_ERROR_SIZE, "outputs[0]"},
+    {MHA_ERROR_UNSUPPORTED, "outputs[1]"},   {MHA_ERROR_STRIDE, "size stride"},
+    {MHA_ERROR_SIZE, "outputs[0].batch is"}, {MHA_ERROR_SIZE, "outputs[0].length is"},
+};
+
+static void spoil_parts(by_hand *h, size_t which) {
+  mha_tensor *t = h->tensors;
+  h->lists[1] = which == 0 ? NULL : h->lists[1];
+  t[1].data = which == 1 ? NULL : t[1].data;
+  t[1].size = which == 2 ? 1 : t[1].size;
+  t[0].heads = which == 3 ? 0 : t[0].heads;
+  t[1].element = which == 4;
+  t[1].size_stride = which == 5 ? 2 : 0;
+  t[0].batch = t[1].batch = which != 6;
+  t[0].length = t[1].length = which != 7;
+}
+
+static void what_is_refused(void **state) {
   by_hand h;
   mha_error error;
   (void)state;
   test_expect(mha_merge(NULL, &error), MHA_ERROR_NULL, &error);
-  for (int which = 0; which < 23; which++) {
+  for (size_t k = 0; k < COUNT(of_arguments); k++) {
     build_by_hand(&h, 0.0F, 0.0F);
-    mha_merge_args *a = &h.args;
-    switch (which) {
-    case 0:
-      a->struct_size = 3;
-      refuse(&h, MHA_ERROR_STRUCT_SIZE, "struct_size");
-      break;
-    case 1:
-      a->n_parts = 0;
-      refuse(&h, MHA_ERROR_SIZE, "n_parts");
-      break;
-    case 2:
-      a->n_parts = INT64_MIN;
-      refuse(&h, MHA_ERROR_SIZE, "n_parts");
-      break;
-    case 3:
-      a->outputs = NULL;
-      refuse(&h, MHA_ERROR_NULL, "outputs");
-      break;
-    case 4:
-      a->log_sum_exps = NULL;
-      refuse(&h, MHA_ERROR_NULL, "log_sum_exps");
-      break;
-    case 5:
-      h.lists[1] = NULL;
-      refuse(&h, MHA_ERROR_NULL, "log_sum_exps[1]");
-      break;
-    case 6:
-      h.tensors[1].data = NULL;
-      refuse(&h, MHA_ERROR_NULL, "outputs");
-      break;
-    case 7:
-      h.tensors[1].size = 1;
-      refuse(&h, MHA_ERROR_SIZE, "outputs[1]");
-      break;
-    case 8:
-      h.tensors[0].heads = 0;
-      refuse(&h, MHA_ERROR_SIZE, "outputs[0]");
-      break;
-    case 9:
-      h.tensors[1].element = 1;
-      refuse(&h, MHA_ERROR_UNSUPPORTED, "element");
-      break;
-    case 10:
-      h.tensors[1].size_stride = 2;
-      refuse(&h, MHA_ERROR_STRIDE, "size stride");
-      break;
-    case 11:
-      a->output = NULL;
-      refuse(&h, MHA_ERROR_NULL, "args.output");
-      break;
-    case 12:
-      a->output = h.outputs[1] + 1;
-      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
-      break;
-    case 13:
-      a->log_sum_exp = h.merged;
-      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
-      break;
-    case 14:
-      a->log_sum_exp = h.outputs[0];
-      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
-      break;
-    case 16:
-      h.tensors[0].batch = h.tensors[1].batch = 0;
-      refuse(&h, MHA_ERROR_SIZE, "outputs[0].batch");
-      break;
-    case 17:
-      h.tensors[0].length = h.tensors[1].length = 0;
-      refuse(&h, MHA_ERROR_SIZE, "outputs[0].length");
-      break;
-    case 18:
-      a->flags = 1;
-      refuse(&h, MHA_ERROR_VALUE, "flags");
-      break;
-    case 19:
-      a->reserved = 1;
-      refuse(&h, MHA_ERROR_VALUE, "reserved");
-      break;
-    case 20:
-      a->output = (float *)(void *)h.lists;
-      refuse(&h, MHA_ERROR_OVERLAP, "log_sum_exps");
-      break;
-    case 21:
-      a->log_sum_exp = (float *)(void *)h.tensors;
-      refuse(&h, MHA_ERROR_OVERLAP, "outputs");
-      break;
-    case 15:
-      a->sinks = bad_sinks;
-      refuse(&h, MHA_ERROR_VALUE, "sinks[0]");
-      break;
-    default:
-      a->sinks = h.merged;
-      refuse(&h, MHA_ERROR_OVERLAP, "overlaps");
-      break;
-    }
+    spoil_arguments(&h, k);
+    refuse(&h, of_arguments[k].status, of_arguments[k].word);
+  }
+  for (size_t k = 0; k < COUNT(of_parts); k++) {
+    build_by_hand(&h, 0.0F, 0.0F);
+    spoil_parts(&h, k);
+    refuse(&h, of_parts[k].status, of_parts[k].word);
   }
 }
 
