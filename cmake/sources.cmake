@@ -21,7 +21,7 @@ set(MHA_SOURCES
     src/api/masks.c
     src/api/rules.c
     src/api/reserve.c
-    src/layer/workspace.c
+    src/layer/scratch.c
     src/attention/attention.c
     src/attention/block.c
     src/attention/rows.c

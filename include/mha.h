@@ -1046,8 +1046,8 @@ typedef struct mha_merge_args {
  * output may be one of the outputs, by address and strides, and log_sum_exp one of the
  * log_sum_exps; otherwise they overlap nothing.
  * Thread rule: touches its arguments alone, on the calling thread.
- * Errors: NULL, STRUCT_SIZE, SIZE (parts of different shapes), STRIDE, OVERFLOW, VALUE, OVERLAP,
- * UNSUPPORTED; nothing is written then.
+ * Errors: NULL, STRUCT_SIZE, SIZE (parts of different shapes, or one that was forgotten), STRIDE,
+ * OVERFLOW, VALUE, OVERLAP, UNSUPPORTED; nothing is written then.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_merge(const mha_merge_args *args, mha_error *error);
 

@@ -3,7 +3,7 @@
 #include "attention/observe.h"
 #include "base/error.h"
 #include "base/tensor.h"
-#include "layer/workspace.h"
+#include "layer/scratch.h"
 #include "rules.h"
 
 static mha_heads heads_of(const void *data, const mha_tensor_shape *s) {
@@ -133,7 +133,7 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   core->G = ks.heads;
   core->d = qs.size;
   core->dv = vs.size;
-  const mha_core_defaults defaults = {mha_default_scale(qs.size), 0.0f, NULL};
+  const mha_rules_defaults defaults = {mha_default_scale(qs.size), 0.0f, NULL};
   status = mha_rules_apply(&asked, false, &defaults, core, ranges, error);
   return status ? status : mha_ranges_check(ranges, error);
 }
@@ -144,7 +144,7 @@ static mha_status compute(mha_core *core, mha_context *context, mha_error *error
   /* packed rows behind the last sequence are written, also where there is none */
   if ((size.core.B == 0 && !size.core.packed) || size.core.Lq == 0)
     return MHA_OK;
-  mha_status status = mha_workspace_take(context, NULL, &size, core, NULL, error);
+  mha_status status = mha_scratch_take(context, NULL, &size, core, NULL, error);
   if (status)
     return status;
   status = mha_attention_run(core, &context->threads);

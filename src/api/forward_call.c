@@ -292,7 +292,7 @@ static mha_status read_call(mha_forward_call *c, const mha_forward_args *given, 
   mha_asked asked;
   mha_forward_args *a = &c->args;
   const mha_config *w = &c->weights->config;
-  const mha_core_defaults defaults = {c->weights->scale, w->softcap, c->weights->sinks};
+  const mha_rules_defaults defaults = {c->weights->scale, w->softcap, c->weights->sinks};
   mha_core *core = &c->core;
   mha_status status = read_args(c, given, &asked, error);
   if (status)

@@ -2,7 +2,7 @@
 #include "base/arguments.h"
 #include "base/error.h"
 #include "layer/project.h"
-#include "layer/workspace.h"
+#include "layer/scratch.h"
 
 static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
                              mha_call_size *size, mha_error *error) {
@@ -45,10 +45,10 @@ static mha_status measure_shape(const mha_context *context, const mha_weights *w
   mha_status status = read_shape(weights, shape, &size, error);
   if (status)
     return status;
-  status = mha_workspace_measure(weights, &size, context->threads.n, bytes, error);
+  status = mha_scratch_measure(weights, &size, context->threads.n, bytes, error);
   size.core.Lq = mha_cut_most_few(size.core.Lq, size.core.span);
   if (!status)
-    status = mha_workspace_measure(weights, &size, context->threads.n, &few, error);
+    status = mha_scratch_measure(weights, &size, context->threads.n, &few, error);
   if (few > *bytes)
     *bytes = few;
   return status;

@@ -207,7 +207,7 @@ static mha_status init_visibility(mha_visibility *v, const mha_asked *asked, boo
 /* ---- scores ---- */
 
 static mha_status init_scores(mha_core *core, const mha_rules *rules,
-                              const mha_core_defaults *defaults, mha_error *error) {
+                              const mha_rules_defaults *defaults, mha_error *error) {
   const bool own_softcap = rules->flags & MHA_SOFTCAP || rules->softcap != 0.0f;
   core->scale = rules->flags & MHA_SCALE ? rules->scale : defaults->scale;
   core->softcap = own_softcap ? rules->softcap : defaults->softcap;
@@ -289,7 +289,7 @@ static mha_status add_ranges(const mha_core *core, const mha_rules *rules,
 /* ---- all of it ---- */
 
 mha_status mha_rules_apply(const mha_asked *asked, bool key_is_query,
-                           const mha_core_defaults *defaults, mha_core *core,
+                           const mha_rules_defaults *defaults, mha_core *core,
                            mha_address_ranges *ranges, mha_error *error) {
   const mha_rules *rules = &asked->rules;
   mha_status status = init_visibility(&core->visibility, asked, key_is_query, error);

@@ -7,10 +7,10 @@
 #include "base/arguments.h"
 
 /* A layer's own rules, which hold where a call does not override them. */
-typedef struct mha_core_defaults {
+typedef struct mha_rules_defaults {
   float scale, softcap;
   const float *sinks; /* [H] or NULL; checked */
-} mha_core_defaults;
+} mha_rules_defaults;
 
 /* What a caller asks of step 3. */
 typedef struct mha_asked {
@@ -34,7 +34,7 @@ mha_status mha_rules_ignore(mha_asked *asked, mha_error *error);
  * query that sees a key that a ring has dropped is MHA_ERROR_LENGTH. key_is_query lets packed keys
  * default to the queries'. Adds the arrays that are read and written to `ranges`. */
 mha_status mha_rules_apply(const mha_asked *asked, bool key_is_query,
-                           const mha_core_defaults *defaults, mha_core *core,
+                           const mha_rules_defaults *defaults, mha_core *core,
                            mha_address_ranges *ranges, mha_error *error);
 
 #endif

@@ -1,6 +1,8 @@
-/* Owns the description of step 3: where each head's rows lie, and the sizes that follow from it. */
+/* Owns the description of step 3: where each head's rows lie, what becomes of a score, and the
+ * sizes that follow. */
 #include "core.h"
 
+#include "engine/softmax.h"
 #include "runtime/parallel.h"
 
 #include <math.h>
@@ -53,7 +55,15 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
          i * core->output_row_stride + h * core->output_head_stride;
 }
 
-/* ---- sizes ---- */
+/* ---- scores and sizes ---- */
+
+void mha_core_advance_scores(const mha_core *core, mha_stage stage, int64_t b, int64_t h, int64_t i,
+                             mha_range keys, float *scores) {
+  if (stage != MHA_STAGE_SCALED && core->softcap > 0.0f)
+    mha_row_softcap(scores, keys.end - keys.begin, core->softcap);
+  if (stage != MHA_STAGE_SCALED && stage != MHA_STAGE_CAPPED)
+    mha_visibility_apply(&core->visibility, b, h, i, keys, scores);
+}
 
 float mha_core_denominator(const mha_core *core, int64_t h, float max, float sum) {
   const float sink = core->sinks ? core->sinks[h] : -INFINITY;

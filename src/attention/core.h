@@ -55,6 +55,11 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
 
+/* Brings scaled scores of query i of head h of entry b, for the keys `keys`, to a stage before the
+ * softmax: the softcap, then bias, ALiBi and mask, which make hidden keys -inf. */
+void mha_core_advance_scores(const mha_core *core, mha_stage stage, int64_t b, int64_t h, int64_t i,
+                             mha_range keys, float *scores);
+
 /* Index of (b, h, i) in row_max and row_sum. */
 int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i);
 

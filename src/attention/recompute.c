@@ -47,16 +47,10 @@ static void advance_row(const mha_core *core, const mha_block *block, int64_t k,
                         mha_range keys, mha_stage stage, float *row) {
   const int64_t h = block->h + k;
   const int64_t i = block->i + r;
-  const int64_t n = keys.end - keys.begin;
-  if (stage == MHA_STAGE_SCALED)
-    return;
-  if (core->softcap > 0.0f)
-    mha_row_softcap(row, n, core->softcap);
-  if (stage == MHA_STAGE_CAPPED)
-    return;
-  mha_visibility_apply(&core->visibility, block->b, h, i, keys, row);
+  mha_core_advance_scores(core, stage, block->b, h, i, keys, row);
   if (stage == MHA_STAGE_WEIGHTS)
-    weights_from_scores(core, h, mha_core_row_index(core, block->b, h, i), row, n);
+    weights_from_scores(core, h, mha_core_row_index(core, block->b, h, i), row,
+                        keys.end - keys.begin);
 }
 
 static void hide(float *row, int64_t begin, int64_t end, float value) {

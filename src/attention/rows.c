@@ -34,10 +34,8 @@ static mha_range finish_scores(const mha_rows *rows, int64_t k, int64_t r, mha_r
   const mha_range mine = mha_range_intersect(mha_visible_keys(v, q->b, q->i + r), keys);
   if (mha_range_is_empty(mine))
     return mine;
-  float *scores = row + (mine.begin - keys.begin);
-  if (rows->core->softcap > 0.0f)
-    mha_row_softcap(scores, mine.end - mine.begin, rows->core->softcap);
-  mha_visibility_apply(v, q->b, q->h + k, q->i + r, mine, scores);
+  mha_core_advance_scores(rows->core, MHA_STAGE_FINAL, q->b, q->h + k, q->i + r, mine,
+                          row + (mine.begin - keys.begin));
   return mine;
 }
 

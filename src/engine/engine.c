@@ -5,7 +5,6 @@
 #include "products.h"
 
 const mha_engine mha_engine_blas = {
-    .name = "blas",
     .multiply = mha_products_multiply,
     .begin = mha_blas_guard_enter,
     .end = mha_blas_guard_leave,

@@ -5,11 +5,10 @@
 #include "view.h"
 
 typedef struct mha_engine {
-  const char *name;
-
   /* C = alpha·A·B + beta·C with C [A.rows][B.columns], row-major, rows c_stride apart. alpha is not
-   * 0; beta 0 writes C without reading it. MHA_ERROR_OVERFLOW where it cannot count so far, C
-   * untouched. From any thread, between begin and end. */
+   * 0 (a BLAS may then skip A and B and lose their NaN); beta 0 writes C without reading it.
+   * MHA_ERROR_OVERFLOW where it cannot count so far, C untouched. From any thread, between begin
+   * and end. */
   mha_status (*multiply)(float alpha, mha_view a, mha_view b, float beta, float *c,
                          int64_t c_stride);
 

@@ -4,9 +4,8 @@
 
 #include "view.h"
 
-/* C = alpha·A·B + beta·C with C [A.rows][B.columns], row-major, rows c_stride apart. alpha is not
- * 0 (a BLAS may then skip A and B and lose their NaN); beta 0 writes C without reading it. Sizes
- * and strides must fit the BLAS's integer: MHA_ERROR_OVERFLOW otherwise, C untouched. */
+/* multiply of the engine's table: MHA_ERROR_OVERFLOW where a size or a stride does not fit the
+ * BLAS's integer. */
 mha_status mha_products_multiply(float alpha, mha_view a, mha_view b, float beta, float *c,
                                  int64_t c_stride);
 

@@ -35,36 +35,37 @@ static const struct {
 
 /* ---- The form of its entries ----------------------------------------------------------------- */
 
-static mha_status check_metadata(const mha_st_source *s, json_t *metadata) {
+static mha_status check_metadata(const mha_header_source *s, json_t *metadata) {
   static const char rule[] = "__metadata__ is an object of strings";
   char shown[MHA_SHOWN_BYTES];
   const char *key = NULL;
   json_t *value = NULL;
   if (!json_is_object(metadata))
-    return mha_st_refuse(s, rule, "__metadata__ is no object");
+    return mha_header_refuse(s, rule, "__metadata__ is no object");
   json_object_foreach(metadata, key, value) {
     if (!json_is_string(value))
-      return mha_st_refuse(s, rule, "the value of \"%s\" in __metadata__ is no string",
-                           mha_shown_text(key, strlen(key), shown));
+      return mha_header_refuse(s, rule, "the value of \"%s\" in __metadata__ is no string",
+                               mha_shown_text(key, strlen(key), shown));
   }
   return MHA_OK;
 }
 
-static mha_status check_form(const mha_st_source *s, const char *name, json_t *entry) {
+static mha_status check_form(const mha_header_source *s, const char *name, json_t *entry) {
   static const char rule[] = "a tensor is an object of dtype, shape and data_offsets";
   const char *fault = mha_name_fault(name);
   if (fault)
-    return mha_st_refuse_tensor(s, name, "names are text without control characters", "%s", fault);
+    return mha_header_refuse_tensor(s, name, "names are text without control characters", "%s",
+                                    fault);
   if (!json_is_object(entry))
-    return mha_st_refuse_tensor(s, name, rule, "is no object");
+    return mha_header_refuse_tensor(s, name, rule, "is no object");
   if (!json_is_string(json_object_get(entry, "dtype")))
-    return mha_st_refuse_tensor(s, name, rule, "has no string dtype");
+    return mha_header_refuse_tensor(s, name, rule, "has no string dtype");
   if (!json_is_array(json_object_get(entry, "shape")))
-    return mha_st_refuse_tensor(s, name, rule, "has no array shape");
+    return mha_header_refuse_tensor(s, name, rule, "has no array shape");
   if (!json_is_array(json_object_get(entry, "data_offsets")))
-    return mha_st_refuse_tensor(s, name, rule, "has no array data_offsets");
+    return mha_header_refuse_tensor(s, name, rule, "has no array data_offsets");
   if (json_object_size(entry) != 3)
-    return mha_st_refuse_tensor(s, name, rule, "has %zu members", json_object_size(entry));
+    return mha_header_refuse_tensor(s, name, rule, "has %zu members", json_object_size(entry));
   return MHA_OK;
 }
 
@@ -90,7 +91,8 @@ static size_t text_bytes(const char *name, json_t *entry) {
 }
 
 /* Counts the tensors and the bytes of their text; afterwards each has the right form. */
-static mha_status check_entries(const mha_st_source *s, json_t *root, int64_t *n, size_t *bytes) {
+static mha_status check_entries(const mha_header_source *s, json_t *root, int64_t *n,
+                                size_t *bytes) {
   const char *name = NULL;
   json_t *entry = NULL;
   json_object_foreach(root, name, entry) {
@@ -109,7 +111,7 @@ static mha_status check_entries(const mha_st_source *s, json_t *root, int64_t *n
 /* ---- One tensor ------------------------------------------------------------------------------ */
 
 /* A zero in the shape is taken as a one: the product bounds every stride. */
-static mha_status read_shape(const mha_st_source *s, json_t *shape, mha_raw_tensor *tensor) {
+static mha_status read_shape(const mha_header_source *s, json_t *shape, mha_raw_tensor *tensor) {
   static const char dimensions_rule[] = "dimensions are integers, 0 or more";
   int64_t bound = 1;
   bool empty = false;
@@ -118,14 +120,14 @@ static mha_status read_shape(const mha_st_source *s, json_t *shape, mha_raw_tens
     json_t *number = json_array_get(shape, axis);
     const int64_t dimension = json_integer_value(number);
     if (!json_is_integer(number))
-      return mha_st_refuse_tensor(s, tensor->name, dimensions_rule,
-                                  "has a shape whose element %zu is no integer", axis);
+      return mha_header_refuse_tensor(s, tensor->name, dimensions_rule,
+                                      "has a shape whose element %zu is no integer", axis);
     if (dimension < 0)
-      return mha_st_refuse_tensor(s, tensor->name, dimensions_rule,
-                                  "has a shape whose element %zu is %" PRId64, axis, dimension);
+      return mha_header_refuse_tensor(s, tensor->name, dimensions_rule,
+                                      "has a shape whose element %zu is %" PRId64, axis, dimension);
     if (!mha_multiply(bound, dimension ? dimension : 1, &bound))
-      return mha_st_refuse_tensor(s, tensor->name, "it fits 63 bits",
-                                  "has a shape whose product overflows");
+      return mha_header_refuse_tensor(s, tensor->name, "it fits 63 bits",
+                                      "has a shape whose product overflows");
     empty = empty || dimension == 0;
     if (axis < MHA_MAX_RANK)
       tensor->shape[axis] = dimension;
@@ -141,43 +143,45 @@ static mha_status read_shape(const mha_st_source *s, json_t *shape, mha_raw_tens
   return MHA_OK;
 }
 
-static mha_status read_offsets(const mha_st_source *s, json_t *offsets, mha_raw_tensor *tensor) {
+static mha_status read_offsets(const mha_header_source *s, json_t *offsets,
+                               mha_raw_tensor *tensor) {
   json_t *first = json_array_get(offsets, 0);
   json_t *second = json_array_get(offsets, 1);
   const int64_t begin = json_integer_value(first);
   const int64_t end = json_integer_value(second);
   if (json_array_size(offsets) != 2 || !json_is_integer(first) || !json_is_integer(second))
-    return mha_st_refuse_tensor(s, tensor->name, "data_offsets are two integers",
-                                "has data_offsets of %zu elements%s", json_array_size(offsets),
-                                json_array_size(offsets) == 2 ? " that are not both integers" : "");
+    return mha_header_refuse_tensor(s, tensor->name, "data_offsets are two integers",
+                                    "has data_offsets of %zu elements%s", json_array_size(offsets),
+                                    json_array_size(offsets) == 2 ? " that are not both integers"
+                                                                  : "");
   if (begin < 0 || end < begin)
-    return mha_st_refuse_tensor(s, tensor->name, "0 <= begin <= end",
-                                "has data_offsets [%" PRId64 ", %" PRId64 "]", begin, end);
+    return mha_header_refuse_tensor(s, tensor->name, "0 <= begin <= end",
+                                    "has data_offsets [%" PRId64 ", %" PRId64 "]", begin, end);
   if ((uint64_t)end > s->data_bytes)
-    return mha_st_refuse_tensor(s, tensor->name, "tensors lie within the file",
-                                "has data_offsets [%" PRId64 ", %" PRId64
-                                "], but %zu bytes follow the "
-                                "header, %" PRIu64 " too few",
-                                begin, end, s->data_bytes, (uint64_t)end - s->data_bytes);
+    return mha_header_refuse_tensor(s, tensor->name, "tensors lie within the file",
+                                    "has data_offsets [%" PRId64 ", %" PRId64
+                                    "], but %zu bytes follow the "
+                                    "header, %" PRIu64 " too few",
+                                    begin, end, s->data_bytes, (uint64_t)end - s->data_bytes);
   tensor->data = s->data + begin;
   tensor->bytes = (size_t)(end - begin);
   return MHA_OK;
 }
 
 /* Whether the shape of a known type fills the tensor's bytes. */
-static mha_status check_size(const mha_st_source *s, const mha_raw_tensor *tensor, int bits) {
+static mha_status check_size(const mha_header_source *s, const mha_raw_tensor *tensor, int bits) {
   char shape[128];
   int64_t needed = 0;
   if (!mha_multiply(tensor->n_elements, bits, &needed))
-    return mha_st_refuse_tensor(s, tensor->name, "it fits 63 bits",
-                                "has a size in bits that overflows");
+    return mha_header_refuse_tensor(s, tensor->name, "it fits 63 bits",
+                                    "has a size in bits that overflows");
   if (needed % 8 == 0 && (uint64_t)needed / 8 == tensor->bytes)
     return MHA_OK;
   (void)mha_shape_text(tensor->rank, tensor->shape, shape, 100);
-  return mha_st_refuse_tensor(s, tensor->name, "shape and dtype fill the data_offsets",
-                              "has %zu bytes, but shape %s of %s needs %" PRId64 "%s",
-                              tensor->bytes, shape, tensor->type, needed / 8,
-                              needed % 8 ? " and a part of one" : "");
+  return mha_header_refuse_tensor(s, tensor->name, "shape and dtype fill the data_offsets",
+                                  "has %zu bytes, but shape %s of %s needs %" PRId64 "%s",
+                                  tensor->bytes, shape, tensor->type, needed / 8,
+                                  needed % 8 ? " and a part of one" : "");
 }
 
 /* Copies a text to *place and moves *place behind it. */
@@ -188,8 +192,8 @@ static const char *keep_text(char **place, const char *text) {
   return kept;
 }
 
-static mha_status read_tensor(const mha_st_source *s, const char *name, json_t *entry, char **place,
-                              mha_raw_tensor *tensor) {
+static mha_status read_tensor(const mha_header_source *s, const char *name, json_t *entry,
+                              char **place, mha_raw_tensor *tensor) {
   char shown[MHA_SHOWN_BYTES];
   const char *text = type_text(entry);
   const int type = known_type(text);
@@ -204,7 +208,7 @@ static mha_status read_tensor(const mha_st_source *s, const char *name, json_t *
   return status || type < 0 ? status : check_size(s, tensor, types[type].bits);
 }
 
-static mha_status read_tensors(const mha_st_source *s, json_t *root, char *texts,
+static mha_status read_tensors(const mha_header_source *s, json_t *root, char *texts,
                                mha_safetensors *parsed) {
   const char *name = NULL;
   json_t *entry = NULL;
@@ -235,7 +239,8 @@ static int by_name(const void *left, const void *right) {
 }
 
 /* The tensors, sorted by place, follow each other without a step. */
-static mha_status check_coverage(const mha_st_source *s, const mha_raw_tensor *items, int64_t n) {
+static mha_status check_coverage(const mha_header_source *s, const mha_raw_tensor *items,
+                                 int64_t n) {
   static const char rule[] = "tensors cover the bytes behind the header, each byte once";
   const unsigned char *at = s->data;
   for (int64_t i = 0; i < n; i++) {
@@ -243,17 +248,18 @@ static mha_status check_coverage(const mha_st_source *s, const mha_raw_tensor *i
     const mha_raw_tensor *item = &items[i];
     const size_t begin = (size_t)(item->data - s->data);
     if (item->data > at)
-      return mha_st_refuse_tensor(s, item->name, rule, "begins at %zu, behind a hole of %zu bytes",
-                                  begin, (size_t)(item->data - at));
+      return mha_header_refuse_tensor(s, item->name, rule,
+                                      "begins at %zu, behind a hole of %zu bytes", begin,
+                                      (size_t)(item->data - at));
     if (item->data < at)
-      return mha_st_refuse_tensor(
+      return mha_header_refuse_tensor(
           s, item->name, rule, "begins at %zu, %zu bytes before the end of \"%s\"", begin,
           (size_t)(at - item->data),
           mha_shown_text(items[i - 1].name, strlen(items[i - 1].name), before));
     at += item->bytes;
   }
   const size_t rest = s->data_bytes - (size_t)(at - s->data);
-  return rest == 0 ? MHA_OK : mha_st_refuse(s, rule, "%zu bytes follow the last tensor", rest);
+  return rest == 0 ? MHA_OK : mha_header_refuse(s, rule, "%zu bytes follow the last tensor", rest);
 }
 
 /* Makes room for n > 0 tensors; returns the place of their text, or NULL without memory. */
@@ -270,7 +276,7 @@ static char *allocate(int64_t n, size_t n_text, mha_safetensors *parsed) {
   return (char *)block + text_at;
 }
 
-static mha_status read_tree(const mha_st_source *s, json_t *root, mha_safetensors *parsed) {
+static mha_status read_tree(const mha_header_source *s, json_t *root, mha_safetensors *parsed) {
   int64_t n = 0;
   size_t n_text = 0;
   mha_status status = check_entries(s, root, &n, &n_text);
@@ -278,7 +284,7 @@ static mha_status read_tree(const mha_st_source *s, json_t *root, mha_safetensor
     return status ? status : check_coverage(s, NULL, 0);
   char *texts = allocate(n, n_text, parsed);
   if (!texts)
-    return mha_st_fail_memory(s);
+    return mha_header_fail_memory(s);
   status = read_tensors(s, root, texts, parsed);
   if (status)
     return status;
@@ -292,11 +298,11 @@ static mha_status read_tree(const mha_st_source *s, json_t *root, mha_safetensor
 mha_status mha_safetensors_parse(const char *name, const void *bytes, size_t n_bytes,
                                  const mha_allocator *allocator, mha_safetensors *parsed,
                                  mha_error *error) {
-  mha_st_source s = {.name = mha_shown_path(name), .error = error};
+  mha_header_source s = {.name = mha_shown_path(name), .error = error};
   json_t *root = NULL;
   memset(parsed, 0, sizeof *parsed);
   parsed->allocator = mha_memory_allocator(allocator);
-  mha_status status = mha_st_parse_header(&s, bytes, n_bytes, &root);
+  mha_status status = mha_header_parse(&s, bytes, n_bytes, &root);
   if (!status)
     status = read_tree(&s, root, parsed);
   json_decref(root);

@@ -209,7 +209,7 @@ static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->direct ? 0 : c->key.length;
   const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->names->sizes};
   const mha_status status =
-      mha_workspace_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
+      mha_scratch_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
   if (status)
     return status;
   if (c->direct) {

@@ -7,8 +7,8 @@
 #include "prepare.h"
 #include "project.h"
 #include "runtime/context.h"
+#include "scratch.h"
 #include "weights.h"
-#include "workspace.h"
 
 /* What the caller calls the arguments that mha_forward and mha_self_attention have in common. */
 typedef struct mha_forward_names {
@@ -25,7 +25,7 @@ typedef struct mha_forward_call {
   mha_rows_shape query, key, value, output; /* the caller's arrays */
   mha_core core;                            /* step 3 */
   mha_address_ranges ranges;                /* all arrays, by address */
-  mha_workspace workspace;
+  mha_scratch workspace;
   mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense; k and v: also the new rows of a
                                      cache, by their extents */
   bool append, attends;           /* whether keys are projected, and queries */

@@ -58,7 +58,7 @@ static bool sees(const mha_rules *a, int64_t b, int64_t i, int64_t j) {
 }
 
 static mha_visibility apply(mha_visibility sizes, const mha_rules *a) {
-  const mha_core_defaults defaults = {1.0F, 0.0F, NULL};
+  const mha_rules_defaults defaults = {1.0F, 0.0F, NULL};
   mha_core core = {.visibility = sizes, .G = 1, .d = 1, .dv = 1};
   mha_address_ranges ranges = {.n = 0};
   mha_asked asked;

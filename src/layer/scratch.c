@@ -1,5 +1,5 @@
 /* Owns the layout of a call's scratch: the layer's buffers, then what step 3 takes. */
-#include "workspace.h"
+#include "scratch.h"
 
 #include "attention/attention.h"
 #include "base/error.h"
@@ -50,17 +50,17 @@ static mha_status make_plan(const mha_weights *weights, const mha_call_size *siz
                   size->names.key_length, (long long)s->span);
 }
 
-mha_status mha_workspace_measure(const mha_weights *weights, const mha_call_size *size,
-                                 int32_t n_threads, size_t *bytes, mha_error *error) {
+mha_status mha_scratch_measure(const mha_weights *weights, const mha_call_size *size,
+                               int32_t n_threads, size_t *bytes, mha_error *error) {
   plan p;
   const mha_status status = make_plan(weights, size, n_threads, &p, error);
   *bytes = p.layout.bytes;
   return status;
 }
 
-mha_status mha_workspace_take(mha_context *context, const mha_weights *weights,
-                              const mha_call_size *size, mha_core *core, mha_workspace *w,
-                              mha_error *error) {
+mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
+                            const mha_call_size *size, mha_core *core, mha_scratch *w,
+                            mha_error *error) {
   plan p;
   mha_status status = make_plan(weights, size, context->threads.n, &p, error);
   if (!status)

@@ -1,6 +1,6 @@
 /* The scratch of a layer call: how much, and where each array lies in the context's arena. */
-#ifndef MHA_SRC_LAYER_WORKSPACE_H
-#define MHA_SRC_LAYER_WORKSPACE_H
+#ifndef MHA_SRC_LAYER_SCRATCH_H
+#define MHA_SRC_LAYER_SCRATCH_H
 
 #include "attention/core.h"
 #include "runtime/context.h"
@@ -19,25 +19,25 @@ typedef struct mha_call_size {
 } mha_call_size;
 
 /* Buffers of a layer. */
-typedef struct mha_workspace {
+typedef struct mha_scratch {
   float *q;      /* [B·Lq][H·d] */
   float *k;      /* [B·Lk][G·d], unless they go straight to a cache */
   float *v;      /* [B·Lk][G·dv], likewise */
   float *concat; /* [B·Lq][H·dv] */
   float
       *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
-} mha_workspace;
+} mha_scratch;
 
 /* Bytes that a call of this size takes on n_threads; weights NULL = of mha_attend. OVERFLOW if its
  * sizes have no product. */
-mha_status mha_workspace_measure(const mha_weights *weights, const mha_call_size *size,
-                                 int32_t n_threads, size_t *bytes, mha_error *error);
+mha_status mha_scratch_measure(const mha_weights *weights, const mha_call_size *size,
+                               int32_t n_threads, size_t *bytes, mha_error *error);
 
 /* Makes sure that the context, which the caller has entered, has room for a call of this size, and
  * gives the buffers and the core their places in it, and the core its engine. Without weights
  * there is no workspace. */
-mha_status mha_workspace_take(mha_context *context, const mha_weights *weights,
-                              const mha_call_size *size, mha_core *core, mha_workspace *workspace,
-                              mha_error *error);
+mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
+                            const mha_call_size *size, mha_core *core, mha_scratch *workspace,
+                            mha_error *error);
 
 #endif
