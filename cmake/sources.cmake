@@ -24,6 +24,7 @@ set(MHA_SOURCES
     src/layer/scratch.c
     src/attention/attention.c
     src/attention/block.c
+    src/attention/laid.c
     src/attention/rows.c
     src/attention/poison.c
     src/attention/parts.c
@@ -41,6 +42,9 @@ set(MHA_SOURCES
     src/engine/engine.c
     src/engine/products.c
     src/engine/numbers.c
+    src/engine/kernels.c
+    src/engine/packed.c
+    src/engine/code.c
     src/engine/blas.c
     src/engine/blas_threads.c
     src/runtime/parallel.c

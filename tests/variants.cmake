@@ -4,26 +4,46 @@
 # border of a tile and every way to share out tasks is met by the small shapes of the tests.
 # mha_plain: the same with plain loops in the BLAS's place: what is left is the library's own, for
 # tools that cannot look into a BLAS, and a proof that all products go through the one interface.
+# mha_xsmm: contexts that name no engine take MHA_ENGINE_XSMM, and every layer is packed, so that the
+# same programs test the other engine. mha_xsmm_tiny: the same with tiny tiles.
 
 set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_ROWS=8
                      MHA_PANEL_COLUMNS=16 MHA_PART_ROWS=8 MHA_OPERATIONS_PER_THREAD=1 MHA_FEW_QUERIES=3
-                     MHA_FEW_RATIO=2 MHA_PART_TILE=8 MHA_STRIP_FLOATS=8 MHA_PIECE_FLOATS=20)
+                     MHA_FEW_RATIO=2 MHA_PART_TILE=8 MHA_STRIP_FLOATS=8 MHA_PIECE_FLOATS=20
+                     MHA_LAID_QUERIES=8 MHA_LAID_TILE=16 MHA_KEY_BLOCK=8 MHA_PACKED_PANEL_ROWS=8
+                     MHA_PACKED_PANEL_COLUMNS=64 MHA_PACKED_LONGEST=16 MHA_PACKED_PIECE=8)
+set(xsmm_definitions MHA_DEFAULT_ENGINE=MHA_ENGINE_XSMM MHA_ALWAYS_PACK=1)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
 
 function(mha_variant name)
   add_library(${name} STATIC ${variant_sources} ${ARGN})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
                              PRIVATE ${PROJECT_SOURCE_DIR}/src)
-  target_compile_definitions(${name} PUBLIC MHA_STATIC PRIVATE ${tiny_definitions})
+  target_compile_definitions(${name} PUBLIC MHA_STATIC)
+  if(has_xsmm)
+    target_link_libraries(${name} PRIVATE mha::xsmm)
+  endif()
   target_link_libraries(${name} PRIVATE mha::jansson Threads::Threads m)
   mha_compile_strictly(${name})
 endfunction()
 
 mha_variant(mha_tiny)
+target_compile_definitions(mha_tiny PRIVATE ${tiny_definitions})
 target_link_libraries(mha_tiny PRIVATE mha::cblas)
 mha_variant(mha_plain support/plain_blas.c)
+target_compile_definitions(mha_plain PRIVATE ${tiny_definitions})
 target_include_directories(mha_plain PRIVATE ${blas_include_dir})
 target_compile_options(mha_plain PRIVATE ${blas_options})
+
+if(has_xsmm)
+  mha_variant(mha_xsmm)
+  target_compile_definitions(mha_xsmm PRIVATE ${xsmm_definitions})
+  mha_variant(mha_xsmm_tiny)
+  target_compile_definitions(mha_xsmm_tiny PRIVATE ${xsmm_definitions} ${tiny_definitions})
+  foreach(variant IN ITEMS mha_xsmm mha_xsmm_tiny)
+    target_link_libraries(${variant} PRIVATE mha::cblas)
+  endforeach()
+endif()
 
 # mha_test_again(<folder>/<name> <variant>): test_<name> once more, linked with a variant.
 function(mha_test_again path variant)
@@ -55,3 +75,19 @@ foreach(path IN ITEMS
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
 endforeach()
+if(has_xsmm)
+  foreach(path IN ITEMS
+          runtime/threads runtime/allocation_failure cache/generation
+          cache/generation_bits cache/generation_limits attention/attend attention/few
+          attention/merge layer/forward layer/norm layer/rope api/faults api/fixed_answers
+          api/properties api/article files/real)
+    mha_test_again(${path} mha_xsmm)
+  endforeach()
+  foreach(path IN ITEMS
+          runtime/threads cache/generation cache/generation_bits cache/generation_limits
+          attention/attend layer/forward layer/rope api/faults api/fixed_answers api/properties)
+    mha_test_again(${path} mha_xsmm_tiny)
+    get_filename_component(name ${path} NAME)
+    set_tests_properties(${name}_xsmm_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+  endforeach()
+endif()

@@ -140,7 +140,10 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
 
 /* Between entering the context and leaving it. */
 static mha_status compute(mha_core *core, mha_context *context, mha_error *error) {
-  const mha_call_size size = {mha_core_cut_sizes(core), 0, {"q.batch", "q.length", "k.length"}};
+  const mha_call_size size = {mha_core_cut_sizes(core),
+                              0,
+                              {core->q.row_stride, core->v.row_stride},
+                              {"q.batch", "q.length", "k.length"}};
   /* packed rows behind the last sequence are written, also where there is none */
   if ((size.core.B == 0 && !size.core.packed) || size.core.Lq == 0)
     return MHA_OK;

@@ -4,6 +4,8 @@
 #include "layer/project.h"
 #include "layer/scratch.h"
 
+#include <string.h>
+
 static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
                              mha_call_size *size, mha_error *error) {
   mha_shape shape;
@@ -18,6 +20,14 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.n_heads, 1, "shape.n_heads", error);
   if (!status && !weights)
     status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
+  if (!status && !weights)
+    status = mha_require_at_least(shape.n_kv_heads, 0, "shape.n_kv_heads", error);
+  if (!status && !weights)
+    status = mha_require_at_least(shape.head_size, 0, "shape.head_size", error);
+  if (!status && !weights && shape.n_kv_heads && shape.n_heads % shape.n_kv_heads != 0)
+    status = mha_fail(error, MHA_ERROR_HEADS,
+                      "shape.n_heads is %lld, shape.n_kv_heads %lld; rule: a multiple of it",
+                      (long long)shape.n_heads, (long long)shape.n_kv_heads);
   if (status)
     return status;
   const mha_size_names names = {"shape.batch", "shape.query_length", "shape.key_length"};
@@ -28,8 +38,8 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   s->span = shape.key_length ? shape.key_length : shape.query_length;
   s->H = weights ? weights->config.n_heads : shape.n_heads;
   s->dv = weights ? weights->config.value_head_size : shape.value_head_size;
-  s->G = s->H; /* scratch depends on neither */
-  s->d = s->dv;
+  s->G = weights ? weights->config.n_kv_heads : shape.n_kv_heads ? shape.n_kv_heads : s->H;
+  s->d = weights ? weights->config.head_size : shape.head_size ? shape.head_size : s->dv;
   s->packed = shape.packed != 0;
   s->windowed = true; /* the more parts */
   /* a call may bring more rows of its own than queries */
@@ -37,31 +47,79 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   return MHA_OK;
 }
 
-/* What calls up to a shape need. A call of fewer queries, cut as one of few, may need more. */
+/* ---- the calls that a shape stands for ---- */
+
+/* How rows of Q and V may lie: in a layer one way; in mha_attend the heads side by side, one after
+ * the other, or otherwise. For each, calls of all queries, of few, and of as many keys as make few
+ * queries many: each may need more than the others. */
+enum { MOST_WAYS = 3, MOST_CUTS = 3, MOST_CALLS = MOST_WAYS * MOST_CUTS };
+
+static int list_strides(const mha_weights *weights, const mha_cut_sizes *s,
+                        mha_laid_strides ways[MOST_WAYS]) {
+  if (weights) {
+    ways[0] = mha_scratch_strides(weights);
+    return 1;
+  }
+  const mha_laid_strides all[MOST_WAYS] = {{s->H * s->d, s->G * s->dv}, {s->d, s->dv}, {0, 0}};
+  memcpy(ways, all, sizeof all);
+  return MOST_WAYS;
+}
+
+static int list_calls(const mha_weights *weights, const mha_call_size *size,
+                      mha_call_size calls[MOST_CALLS]) {
+  const mha_cut_sizes *s = &size->core;
+  mha_laid_strides ways[MOST_WAYS];
+  const int n_ways = list_strides(weights, s, ways);
+  int n = 0;
+  for (int k = 0; k < n_ways; k++)
+    for (int cut = 0; cut < MOST_CUTS; cut++) {
+      mha_call_size *call = &calls[n++];
+      *call = *size;
+      call->strides = ways[k];
+      if (cut == 1)
+        call->core.Lq = mha_cut_most_few(s->Lq, s->span);
+      if (cut == 2)
+        call->core.span = mha_cut_most_span_of_many(s->Lq, s->span);
+    }
+  return n;
+}
+
+static mha_status measure_calls(const mha_context *context, const mha_weights *weights,
+                                const mha_call_size *calls, int n, size_t *bytes,
+                                mha_error *error) {
+  mha_status status = MHA_OK;
+  *bytes = 0;
+  for (int k = 0; !status && k < n; k++) {
+    size_t needed = 0;
+    status = mha_scratch_measure(context, weights, &calls[k], &needed, error);
+    if (!status && needed > *bytes)
+      *bytes = needed;
+  }
+  return status;
+}
+
+/* What calls up to a shape need. */
 static mha_status measure_shape(const mha_context *context, const mha_weights *weights,
-                                const mha_shape *shape, size_t *bytes, mha_error *error) {
+                                const mha_shape *shape, mha_call_size calls[MOST_CALLS], int *n,
+                                size_t *bytes, mha_error *error) {
   mha_call_size size;
-  size_t few = 0;
-  mha_status status = read_shape(weights, shape, &size, error);
+  const mha_status status = read_shape(weights, shape, &size, error);
   if (status)
     return status;
-  status = mha_scratch_measure(weights, &size, context->threads.n, bytes, error);
-  size.core.Lq = mha_cut_most_few(size.core.Lq, size.core.span);
-  if (!status)
-    status = mha_scratch_measure(weights, &size, context->threads.n, &few, error);
-  if (few > *bytes)
-    *bytes = few;
-  return status;
+  *n = list_calls(weights, &size, calls);
+  return measure_calls(context, weights, calls, *n, bytes, error);
 }
 
 mha_status mha_workspace_bytes(const mha_context *context, const mha_weights *weights,
                                const mha_shape *shape, size_t *bytes, mha_error *error) {
+  mha_call_size calls[MOST_CALLS];
+  int n = 0;
   size_t needed = 0;
   mha_status status = mha_require(context, "context", error);
   if (!status)
     status = mha_require(bytes, "bytes", error);
   if (!status)
-    status = measure_shape(context, weights, shape, &needed, error);
+    status = measure_shape(context, weights, shape, calls, &n, &needed, error);
   if (status)
     return status;
   *bytes = needed;
@@ -70,13 +128,15 @@ mha_status mha_workspace_bytes(const mha_context *context, const mha_weights *we
 
 mha_status mha_context_reserve(mha_context *context, const mha_weights *weights,
                                const mha_shape *shape, mha_error *error) {
+  mha_call_size calls[MOST_CALLS];
+  int n = 0;
   size_t bytes = 0;
   mha_status status = mha_context_claim(context, error);
   if (status)
     return status;
-  status = measure_shape(context, weights, shape, &bytes, error);
+  status = measure_shape(context, weights, shape, calls, &n, &bytes, error);
   if (!status)
-    status = mha_context_grow(context, bytes, error);
+    status = mha_scratch_provide(context, weights, calls, n, bytes, error);
   if (!status && context->threads.pool && !context->threads.parallel_for)
     mha_pool_start(context->threads.pool, context->threads.n);
   mha_context_unclaim(context);

@@ -1,6 +1,7 @@
 /* Owns what the library says about itself. */
 #include "engine/blas.h"
 #include "engine/blas_threads.h"
+#include "engine/kernels.h"
 #include "engine/softmax.h"
 #include "mha.h"
 
@@ -38,8 +39,10 @@ size_t mha_build_info(char *text, size_t bytes) {
   const int length =
       snprintf(text, bytes,
                "version: %s\nblas: %s\nblas_threading: %s\nblas_threads: %d\n"
-               "blas_core: %s\ninstruction_set: %s\n",
+               "blas_core: %s\ninstruction_set: %s\nengines: %s\nxsmm: %s\n",
                MHA_VERSION_STRING, mha_blas_vendor(), threading_name(mha_blas_threading_kind()),
-               blas_threads(), mha_blas_core(), mha_row_instruction_set());
+               blas_threads(), mha_blas_core(), mha_row_instruction_set(),
+               mha_kernels_missing() ? "blas" : "blas, xsmm",
+               mha_kernels_missing() ? mha_kernels_missing() : mha_kernels_target());
   return length > 0 ? (size_t)length : 0;
 }

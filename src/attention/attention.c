@@ -15,6 +15,7 @@
  * lengths alone: the same bits for any number of threads. */
 #include "attention.h"
 
+#include "laid.h"
 #include "parts.h"
 #include "poison.h"
 
@@ -32,10 +33,12 @@ typedef struct tile_scratch {
                         mha_poison_stride apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
   float *fetched;    /* [keys][d or dv], of keys or values that are not stored as float32 */
+  float *output;     /* [rows][dv], O until it is finished, where keys are laid out */
 } tile_scratch;
 
+/* Of keys that are laid out always the same: it is part of the kernels' shapes. */
 static int64_t score_columns(const mha_cut *cut, int64_t span) {
-  return mha_min(span, cut->tile_keys);
+  return cut->laid ? mha_laid_columns() : mha_min(span, cut->tile_keys);
 }
 
 /* The one place that knows how a worker's scratch is laid out. Few queries: as if one task had all
@@ -55,6 +58,7 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
   at.fetched = mha_layout_add(layout, sizeof(float),
                               mha_numbers_scratch(MHA_F32, columns, mha_max(s->d, s->dv)), 1, 1);
+  at.output = mha_layout_add(layout, sizeof(float), cut.laid ? queries : 0, s->dv, 1);
   return at;
 }
 
@@ -63,7 +67,8 @@ static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
   const tile_scratch s = {(void *)(base + at->scores), (void *)(base + at->correction),
                           (void *)(base + at->poison), (void *)(base + at->values),
-                          (void *)(base + at->kinds),  (void *)(base + at->fetched)};
+                          (void *)(base + at->kinds),  (void *)(base + at->fetched),
+                          (void *)(base + at->output)};
   return s;
 }
 
@@ -78,10 +83,11 @@ void mha_attention_lend(const mha_core *core, int32_t worker, mha_block *block) 
 
 /* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns
  * the slots from floor(start/T) + b on, T the tile, which are always enough for its rows. */
-static bool slots_per_head(int64_t B, int64_t Lq, bool packed, int64_t *slots) {
-  const int64_t tiles = Lq / MHA_QUERY_TILE;
-  return packed ? mha_add(B, tiles, slots)
-                : mha_multiply(B, tiles + (Lq % MHA_QUERY_TILE != 0), slots);
+static bool slots_per_head(const mha_cut_sizes *s, int64_t *slots) {
+  const int64_t T = mha_cut_call(s).queries;
+  const int64_t tiles = s->Lq / T;
+  return s->packed ? mha_add(s->B, tiles, slots)
+                   : mha_multiply(s->B, tiles + (s->Lq % T != 0), slots);
 }
 
 /* Few queries: at most one task for each head and part. */
@@ -89,20 +95,20 @@ static bool task_limit(const mha_cut_sizes *s, int64_t *tasks) {
   const int64_t parts = mha_cut_most_parts(s->Lq, s->span, s->packed);
   if (parts > 0)
     return mha_multiply(s->B, s->H, tasks) && mha_multiply(*tasks, parts, tasks);
-  return slots_per_head(s->B, s->Lq, s->packed, tasks) && mha_multiply(*tasks, s->H, tasks);
+  return slots_per_head(s, tasks) && mha_multiply(*tasks, s->H, tasks);
 }
 
-static int64_t first_slot(const mha_visibility *v, int64_t b) {
-  return v->query_starts[b] / MHA_QUERY_TILE + b;
+static int64_t first_slot(const mha_core *core, int64_t b) {
+  return core->visibility.query_starts[b] / core->cut.queries + b;
 }
 
 /* The entry that owns a slot: the last one whose first slot is not behind it. */
-static int64_t packed_entry(const mha_visibility *v, int64_t slot) {
+static int64_t packed_entry(const mha_core *core, int64_t slot) {
   int64_t low = 0;
-  int64_t high = v->B;
+  int64_t high = core->visibility.B;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    if (first_slot(v, middle) <= slot)
+    if (first_slot(core, middle) <= slot)
       low = middle;
     else
       high = middle;
@@ -113,23 +119,24 @@ static int64_t packed_entry(const mha_visibility *v, int64_t slot) {
 /* Sets b, h, i and n of a task's block; n may come out as 0 or less: a slot without work. */
 static void locate_tile(const mha_core *core, int64_t index, mha_block *k) {
   const mha_visibility *v = &core->visibility;
-  const bool packed = v->query_starts != NULL;
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  const int64_t T = core->cut.queries;
   int64_t slots = 0;
-  (void)slots_per_head(v->B, v->Lq, packed, &slots);
+  (void)slots_per_head(&sizes, &slots);
   slots = mha_max(slots, 1); /* there is a task, so there is one */
   /* from behind: under a causal mask the last tiles have most to do and should not come last */
   const int64_t slot = slots - 1 - index % slots;
   k->h = index / slots;
   k->heads = 1;
-  if (packed) {
-    k->b = packed_entry(v, slot);
-    k->i = (slot - first_slot(v, k->b)) * MHA_QUERY_TILE;
-    k->n = mha_min(mha_query_count(v, k->b) - k->i, MHA_QUERY_TILE);
+  if (sizes.packed) {
+    k->b = packed_entry(core, slot);
+    k->i = (slot - first_slot(core, k->b)) * T;
+    k->n = mha_min(mha_query_count(v, k->b) - k->i, T);
   } else {
     const int64_t tiles = slots / v->B;
     k->b = slot / tiles;
-    k->i = slot % tiles * MHA_QUERY_TILE;
-    k->n = mha_min(v->Lq - k->i, MHA_QUERY_TILE);
+    k->i = slot % tiles * T;
+    k->n = mha_min(v->Lq - k->i, T);
   }
 }
 
@@ -146,14 +153,18 @@ mha_attention_scratch mha_attention_plan(const mha_cut_sizes *s, int32_t n_threa
   at.worker_bytes = worker.bytes;
   layout->overflow |= worker.overflow || !task_limit(s, &tasks) || !mha_parts_floats(s, &parts);
   at.parts = mha_layout_add(layout, sizeof(float), parts, 1, 1);
+  at.keys = mha_cut_call(s).laid ? mha_laid_plan(s, layout) : 0;
   at.workers = mha_layout_add(layout, 1, mha_min(tasks, n_threads), (int64_t)at.worker_bytes, 1);
   return at;
 }
 
-void mha_attention_use(mha_core *core, char *arena, const mha_attention_scratch *at) {
+void mha_attention_use(mha_core *core, char *arena, const mha_attention_scratch *at,
+                       const mha_kernels *kernels, const mha_laid_strides *strides) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(core);
   mha_layout layout = {0};
   core->cut = mha_cut_call(&sizes);
+  if (core->cut.laid)
+    mha_laid_use(core, kernels, strides, (float *)(void *)(arena + at->keys));
   core->row_max = (float *)(void *)(arena + at->row_max);
   core->row_sum = (float *)(void *)(arena + at->row_sum);
   core->parts = (float *)(void *)(arena + at->parts);
@@ -184,8 +195,8 @@ static void place_rows(task *t) {
   t->rows.max = core->row_max + mha_core_row_index(core, k->b, k->h, k->i);
   t->rows.sum = core->row_sum + mha_core_row_index(core, k->b, k->h, k->i);
   t->rows.poison = t->scratch.poison;
-  k->output = mha_core_output(core, k->b, k->h, k->i);
-  k->output_row_stride = core->output_row_stride;
+  k->output = core->cut.laid ? t->scratch.output : mha_core_output(core, k->b, k->h, k->i);
+  k->output_row_stride = core->cut.laid ? core->dv : core->output_row_stride;
   k->output_head_stride = core->output_head_stride;
 }
 
@@ -197,22 +208,23 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
   for (int64_t g = 0; !status && g < mha_block_groups(core, tile); g++) {
     const mha_block group = mha_block_group(core, tile, g);
     mha_poison_replace(core, &group, keys, t->scratch.values, t->scratch.kinds);
-    mha_rows_advance(&t->rows, &group, keys);
-    status = mha_block_accumulate(core, &group, keys, t->scratch.values, mha_poison_stride(core));
+    status = mha_rows_advance(&t->rows, &group, keys);
+    if (!status)
+      status = mha_block_accumulate(core, &group, keys, t->scratch.values, mha_poison_stride(core));
   }
   return status;
 }
 
 /* One key tile for the rows that see any of it. */
 static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys) {
-  const mha_block tile = mha_block_rows(&t->rows.block, rows);
-  const mha_status status = mha_block_scores(t->rows.core, &tile, keys);
+  const mha_block tile = mha_block_tile(t->rows.core, &t->rows.block, rows, keys);
+  mha_status status = mha_block_scores(t->rows.core, &tile, keys);
   if (status)
     return status;
   if (t->rows.kinds)
     return accumulate_replaced(t, &tile, keys);
-  mha_rows_advance(&t->rows, &tile, keys);
-  return mha_block_accumulate(t->rows.core, &tile, keys, NULL, 0);
+  status = mha_rows_advance(&t->rows, &tile, keys);
+  return status ? status : mha_block_accumulate(t->rows.core, &tile, keys, NULL, 0);
 }
 
 static mha_status attend_keys(const task *t) {
@@ -286,7 +298,10 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
   mha_status status = count_tasks(core, &list.n_tasks);
   if (status)
     return status;
-  status = mha_parallel_run(threads, &list);
+  if (core->cut.laid)
+    status = mha_laid_keys(core, threads);
+  if (!status)
+    status = mha_parallel_run(threads, &list);
   if (!status) /* an output is as it was where no task could run */
     clear_unowned_rows(core);
   return status || !mha_parts_are_left(core) ? status : mha_parts_merge(&job, threads);

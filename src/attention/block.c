@@ -5,10 +5,12 @@
 
 #include "base/arithmetic.h"
 #include "base/memory.h"
-#include "engine/softmax.h"
+#include "laid.h"
 
-mha_block mha_block_rows(const mha_block *block, mha_range rows) {
+mha_block mha_block_tile(const mha_core *core, const mha_block *block, mha_range rows,
+                         mha_range keys) {
   mha_block part = *block;
+  part.scores += mha_laid_column(core, keys);
   part.i += rows.begin;
   part.n = rows.end - rows.begin;
   if (part.output)
@@ -38,8 +40,8 @@ static bool is_one_product(const mha_block *block, int64_t head_stride, int64_t 
   return block->heads == 1 || (block->n == 1 && head_stride >= size && head_stride <= MHA_BLAS_MAX);
 }
 
-/* scale·Q·Kᵀ into the scores from `column` on. A scale of 0 must not reach the BLAS: 0·NaN is NaN.
- */
+/* scale·Q·Kᵀ into the scores from `column` on. A scale of 0 must not reach the BLAS, 0·NaN being
+ * NaN: it is left to mha_core_score_factor. */
 static mha_status multiply_scores(const mha_core *core, const mha_block *block, mha_view keys,
                                   int64_t column) {
   const bool one = is_one_product(block, core->q.head_stride, core->d);
@@ -137,14 +139,17 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
 
 mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys) {
   const operand k = {&core->k, core->d, NULL, 0, multiply_scores};
-  const mha_status status = multiply_tile(core, block, keys, &k);
-  for (int64_t r = 0; core->scale == 0.0f && r < block->heads * block->n; r++)
-    mha_row_scale(block->scores + r * block->score_stride, keys.end - keys.begin, 0.0f);
-  return status;
+  if (!core->laid.keys)
+    return multiply_tile(core, block, keys, &k);
+  mha_laid_scores(core, block, keys);
+  return MHA_OK;
 }
 
 mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
                                 const float *values, int64_t values_stride) {
   const operand v = {&core->v, core->dv, values, values_stride, multiply_values};
-  return multiply_tile(core, block, keys, &v);
+  if (!core->laid.keys)
+    return multiply_tile(core, block, keys, &v);
+  mha_laid_accumulate(core, block, keys, values);
+  return MHA_OK;
 }

@@ -15,14 +15,16 @@ typedef struct mha_block {
   int64_t output_row_stride, output_head_stride;
 } mha_block;
 
-/* The block's queries `rows`, as a block; scores keep their place. */
-mha_block mha_block_rows(const mha_block *block, mha_range rows);
+/* The block's queries `rows`, as a block, whose scores are those of the keys of one tile. */
+mha_block mha_block_tile(const mha_core *core, const mha_block *block, mha_range rows,
+                         mha_range keys);
 
 /* The heads of a block that share its key head number `group`, as a block. */
 int64_t mha_block_groups(const mha_core *core, const mha_block *block);
 mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t group);
 
-/* Scores of a block for the keys of one tile, scaled only. */
+/* Scores of a block for the keys of one tile, of which only the scale may be missing, see
+ * mha_core_score_factor. */
 mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys);
 
 /* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from

@@ -57,10 +57,25 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 
 /* ---- scores and sizes ---- */
 
+float mha_core_score_factor(const mha_core *core) {
+  if (core->laid.keys)
+    return core->scale;
+  return core->scale == 0.0f ? 0.0f : 1.0f;
+}
+
+bool mha_core_scores_are_plain(const mha_core *core) {
+  const mha_visibility *v = &core->visibility;
+  return core->softcap == 0.0f && !v->alibi_slopes && !v->bias && !v->attend;
+}
+
 void mha_core_advance_scores(const mha_core *core, mha_stage stage, int64_t b, int64_t h, int64_t i,
                              mha_range keys, float *scores) {
+  const int64_t n = keys.end - keys.begin;
+  const float factor = mha_core_score_factor(core);
+  if (factor != 1.0f)
+    mha_row_scale(scores, n, factor);
   if (stage != MHA_STAGE_SCALED && core->softcap > 0.0f)
-    mha_row_softcap(scores, keys.end - keys.begin, core->softcap);
+    mha_row_softcap(scores, n, core->softcap);
   if (stage != MHA_STAGE_SCALED && stage != MHA_STAGE_CAPPED)
     mha_visibility_apply(&core->visibility, b, h, i, keys, scores);
 }
@@ -80,7 +95,8 @@ mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
                                core->d,
                                core->dv,
                                v->query_starts != NULL,
-                               v->left >= 0};
+                               v->left >= 0,
+                               core->is_laid};
   return sizes;
 }
 

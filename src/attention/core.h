@@ -3,6 +3,7 @@
 #define MHA_SRC_ATTENTION_CORE_H
 
 #include "engine/engine.h"
+#include "engine/kernels.h"
 #include "engine/numbers.h"
 #include "tiles.h"
 
@@ -15,12 +16,27 @@ typedef struct mha_heads {
 
 /* Offsets of a worker's arrays within its scratch, see attention.c. */
 typedef struct mha_scratch_offsets {
-  size_t scores, correction, poison, values, kinds, fetched;
+  size_t scores, correction, poison, values, kinds, fetched, output;
 } mha_scratch_offsets;
+
+/* Kernels for P·V by 2^step keys. */
+enum { MHA_VALUE_KERNELS = 9 };
+
+/* Keys laid out for kernels, see laid.c. */
+typedef struct mha_laid {
+  float *keys; /* [G][blocks][d][MHA_KEY_BLOCK]; NULL = not laid out: the products are the engine's
+                */
+  int64_t blocks;
+  const mha_kernel *scores;                           /* Q·Kᵀ of a block */
+  const mha_kernel *values[MHA_VALUE_KERNELS];        /* P·V, where V lies */
+  const mha_kernel *copied_values[MHA_VALUE_KERNELS]; /* and with a dense copy */
+} mha_laid;
 
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   const mha_engine *engine;
+  bool is_laid; /* whether the call is cut for keys that are laid out */
+  mha_laid laid;
   mha_visibility visibility;
   mha_cut cut;
   int64_t G, d, dv;
@@ -55,8 +71,15 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
 
-/* Brings scaled scores of query i of head h of entry b, for the keys `keys`, to a stage before the
- * softmax: the softcap, then bias, ALiBi and mask, which make hidden keys -inf. */
+/* What the scores of mha_block_scores are still to be multiplied with. */
+float mha_core_score_factor(const mha_core *core);
+
+/* Whether nothing becomes of a visible score but the scale. */
+bool mha_core_scores_are_plain(const mha_core *core);
+
+/* Brings scores of mha_block_scores, of query i of head h of entry b and the keys `keys`, to a
+ * stage before the softmax: the scale, the softcap, then bias, ALiBi and mask, which make hidden
+ * keys -inf. */
 void mha_core_advance_scores(const mha_core *core, mha_stage stage, int64_t b, int64_t h, int64_t i,
                              mha_range keys, float *scores);
 

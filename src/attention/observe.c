@@ -49,7 +49,7 @@ static void deliver(const observed_tile *t, int64_t k, int64_t r, mha_range keys
 /* One key tile, for the block's queries `rows`. */
 static mha_status observe_tile(const observed_tile *t, mha_range rows, mha_range keys,
                                const delivery *d) {
-  const mha_block tile = mha_block_rows(&t->block, rows);
+  const mha_block tile = mha_block_tile(t->core, &t->block, rows, keys);
   const mha_status status = mha_recompute_tile(t->core, &tile, keys, t->stage);
   for (int64_t k = 0; !status && k < tile.heads; k++)
     for (int64_t r = 0; r < tile.n; r++) {

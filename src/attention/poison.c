@@ -11,9 +11,10 @@
 
 /* The BLAS must take the same way through the copy as through V itself. OpenBLAS's sgemv has one of
  * its own for matrices of at most three columns without gaps between their rows; beyond that, bits
- * do not depend on the leading dimension. So the copy has gaps where V has. */
+ * do not depend on the leading dimension. So the copy has gaps where V has, but for
+ * kernels, whose bits never do. */
 int64_t mha_poison_stride(const mha_core *core) {
-  return core->v.row_stride == core->dv ? core->dv : core->dv + 1;
+  return core->cut.laid || core->v.row_stride == core->dv ? core->dv : core->dv + 1;
 }
 
 static uint8_t value_kind(const float *row, int64_t n) {
@@ -40,11 +41,12 @@ void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range 
   }
 }
 
-void mha_poison_remember(float *poison, const uint8_t *kinds, const float *scores, int64_t n) {
+void mha_poison_remember(float *poison, const uint8_t *kinds, float factor, const float *scores,
+                         int64_t n) {
   for (int64_t j = 0; j < n; j++) {
     if (kinds[j] == MHA_VALUE_FINITE || scores[j] == -INFINITY)
       continue;
-    const float score = kinds[j] == MHA_VALUE_NAN ? INFINITY : scores[j];
+    const float score = kinds[j] == MHA_VALUE_NAN ? INFINITY : factor * scores[j];
     if (score > *poison)
       *poison = score;
   }

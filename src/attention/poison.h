@@ -15,9 +15,10 @@ int64_t mha_poison_stride(const mha_core *core);
 void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, float *values,
                         uint8_t *kinds);
 
-/* poison = the largest score that a row gives to an infinite value; +inf if it sees a NaN, which no
- * weight can make harmless. -inf where it sees neither. */
-void mha_poison_remember(float *poison, const uint8_t *kinds, const float *scores, int64_t n);
+/* Scores lack `factor` > 0. poison = the largest score that a row gives to an infinite value; +inf
+ * if it sees a NaN, which no weight can make harmless. -inf where it sees neither. */
+void mha_poison_remember(float *poison, const uint8_t *kinds, float factor, const float *scores,
+                         int64_t n);
 
 /* Whether the weight of what was remembered does not round to 0, so that the row is NaN. */
 bool mha_poison_counts(float poison, float max, float denominator);

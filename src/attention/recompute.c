@@ -38,7 +38,7 @@ static void weights_from_scores(const mha_core *core, int64_t h, int64_t index, 
       row[j] = row[j] == -INFINITY ? 0.0f : NAN;
     return;
   }
-  (void)mha_row_exp(row, n, max);
+  (void)mha_row_exp(row, n, 1.0f, max);
   mha_row_scale(row, n, 1.0f / sum);
 }
 

@@ -58,11 +58,19 @@ static float visible_max(const float *scores, int64_t n) {
   return max;
 }
 
-/* Replaces the visible scores of a row by exp(score - m) and brings m, l and the correction of what
- * was accumulated before up to date. */
-static void advance_statistics(const mha_rows *rows, int64_t row, float *scores, int64_t n) {
+/* A tile of a row in one pass takes the maximum so far as if the tile could not exceed it, and
+ * looks for the tile's own on the way. If that rises, what was made is brought down to it; unless
+ * it rises so far that exp may have overflowed. Of larger scores half a unit in the last place, by
+ * which an unrounded product may exceed them, would show in exp. */
+#define LARGEST_RISE         60.0f
+#define LARGEST_FOR_ONE_PASS 1e6f
+
+/* Replaces the visible scores of a row, of which `factor` > 0 is missing, by exp(score - m) and
+ * brings m, l and the correction of what was accumulated before up to date. */
+static void advance_in_two_passes(const mha_rows *rows, int64_t row, float factor, float *scores,
+                                  int64_t n) {
   const float before = rows->max[row];
-  const float tile_max = visible_max(scores, n);
+  const float tile_max = factor * visible_max(scores, n);
   const float now = tile_max > before || isnan(tile_max) ? tile_max : before;
   if (now == -INFINITY) { /* nothing visible so far: exp(-inf - -inf) would be NaN */
     memset(scores, 0, (size_t)n * sizeof *scores);
@@ -70,8 +78,27 @@ static void advance_statistics(const mha_rows *rows, int64_t row, float *scores,
   }
   if (!(now == before))
     rows->correction[row] = before == -INFINITY ? 0.0f : mha_exp(before - now);
-  rows->sum[row] = rows->sum[row] * rows->correction[row] + mha_row_exp(scores, n, now);
+  rows->sum[row] = rows->sum[row] * rows->correction[row] + mha_row_exp(scores, n, factor, now);
   rows->max[row] = now;
+}
+
+/* The same for a finite m; false, and the scores are lost, if it rises too far. */
+static bool advance_in_one_pass(const mha_rows *rows, int64_t row, float factor, float *scores,
+                                int64_t n) {
+  const float before = rows->max[row];
+  float largest = 0.0f;
+  const float sum = mha_row_exp_max(scores, n, factor, before, &largest);
+  const float now = factor * largest;
+  if (now - before > LARGEST_RISE)
+    return false;
+  rows->sum[row] += sum;
+  if (now > before) {
+    rows->correction[row] = mha_exp(before - now);
+    rows->sum[row] *= rows->correction[row];
+    rows->max[row] = now;
+    mha_row_lower(scores, n, rows->correction[row]);
+  }
+  return true;
 }
 
 /* Brings what was accumulated to the row's new maximum. What overflowed under a maximum that counts
@@ -84,26 +111,81 @@ static void correct_output(const mha_rows *rows, int64_t index, float *output) {
     mha_row_scale(output, rows->core->dv, correction);
 }
 
-static void advance_row(const mha_rows *rows, int64_t k, int64_t r, mha_range keys, float *row) {
-  const int64_t index = k * rows->block.n + r;
-  const mha_range mine = finish_scores(rows, k, r, keys, row);
-  clear_hidden(row, keys, mine);
-  if (mha_range_is_empty(mine))
-    return;
-  float *scores = row + (mine.begin - keys.begin);
+/* One row of a tile, on its way from scores to weights. */
+typedef struct tile_row {
+  int64_t k, r;    /* head and query within the block */
+  mha_range keys;  /* of the tile */
+  float *scores;   /* of all its keys */
+  bool plain;      /* nothing becomes of the scores but weights, see is_plain */
+  bool two_passes; /* it has been tried in one */
+} tile_row;
+
+/* n scores that the row sees, the first of them that of key `first` of the tile. */
+static bool advance_visible(const mha_rows *rows, const tile_row *t, float factor, int64_t first,
+                            int64_t n) {
+  const int64_t index = t->k * rows->block.n + t->r;
+  float *scores = t->scores + first;
   if (rows->kinds)
-    mha_poison_remember(&rows->poison[index], rows->kinds + (mine.begin - keys.begin), scores,
-                        mine.end - mine.begin);
+    mha_poison_remember(&rows->poison[index], rows->kinds + first, factor, scores, n);
   rows->correction[index] = 1.0f;
-  advance_statistics(rows, index, scores, mine.end - mine.begin);
-  correct_output(rows, index, output_row(rows, k, r));
+  if (t->two_passes || !(fabsf(rows->max[index]) <= LARGEST_FOR_ONE_PASS))
+    advance_in_two_passes(rows, index, factor, scores, n);
+  else if (!advance_in_one_pass(rows, index, factor, scores, n))
+    return false;
+  correct_output(rows, index, output_row(rows, t->k, t->r));
+  return true;
 }
 
-void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys) {
-  for (int64_t k = 0; k < tile->heads; k++)
-    for (int64_t r = 0; r < tile->n; r++)
-      advance_row(rows, tile->h - rows->block.h + k, tile->i - rows->block.i + r, keys,
-                  tile->scores + (k * tile->n + r) * tile->score_stride);
+/* False if the row's scores have to be made again, for two passes. */
+static bool advance_row(const mha_rows *rows, const tile_row *t) {
+  if (t->plain)
+    return advance_visible(rows, t, mha_core_score_factor(rows->core), 0,
+                           t->keys.end - t->keys.begin);
+  const mha_range mine = finish_scores(rows, t->k, t->r, t->keys, t->scores);
+  clear_hidden(t->scores, t->keys, mine);
+  return mha_range_is_empty(mine) ||
+         advance_visible(rows, t, 1.0f, mine.begin - t->keys.begin, mine.end - mine.begin);
+}
+
+/* Whether scores become nothing but weights: every row of the tile sees all of its keys, no rule
+ * changes one, and the scale keeps their order. Both ends of what a row sees do not decrease. */
+static bool is_plain(const mha_rows *rows, const mha_block *tile, mha_range keys) {
+  const mha_visibility *v = &rows->core->visibility;
+  return mha_core_scores_are_plain(rows->core) && mha_core_score_factor(rows->core) > 0.0f &&
+         mha_visible_keys(v, tile->b, tile->i).end >= keys.end &&
+         mha_visible_keys(v, tile->b, tile->i + tile->n - 1).begin <= keys.begin;
+}
+
+/* Row (k, r) of the tile, whose scores were lost. */
+static mha_status advance_again(const mha_rows *rows, const mha_block *tile, int64_t k, int64_t r,
+                                tile_row *t) {
+  mha_block one = *tile;
+  one.h += k;
+  one.heads = 1;
+  one.i += r;
+  one.n = 1;
+  one.scores = t->scores;
+  const mha_status status = mha_block_scores(rows->core, &one, t->keys);
+  t->two_passes = true;
+  if (!status)
+    (void)advance_row(rows, t);
+  return status;
+}
+
+mha_status mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys) {
+  const bool plain = is_plain(rows, tile, keys);
+  mha_status status = MHA_OK;
+  for (int64_t k = 0; !status && k < tile->heads; k++)
+    for (int64_t r = 0; !status && r < tile->n; r++) {
+      tile_row t = {.k = tile->h - rows->block.h + k,
+                    .r = tile->i - rows->block.i + r,
+                    .keys = keys,
+                    .scores = tile->scores + (k * tile->n + r) * tile->score_stride,
+                    .plain = plain};
+      if (!advance_row(rows, &t))
+        status = advance_again(rows, tile, k, r, &t);
+    }
+  return status;
 }
 
 /* ---- the end ---- */
@@ -138,7 +220,11 @@ void mha_rows_finish(const mha_rows *rows) {
   for (int64_t k = 0; k < q->heads; k++)
     for (int64_t r = 0; r < q->n; r++) {
       const int64_t index = k * q->n + r;
+      float *row = output_row(rows, k, r);
+      float *place = mha_core_output(rows->core, q->b, q->h + k, q->i + r);
       mha_rows_finish_one(rows->core, q->h + k, rows->max[index], rows->sum[index],
-                          rows->poison[index], output_row(rows, k, r));
+                          rows->poison[index], row);
+      if (row != place)
+        memcpy(place, row, (size_t)rows->core->dv * sizeof *place);
     }
 }

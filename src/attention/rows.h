@@ -21,15 +21,15 @@ typedef struct mha_rows {
 /* Nothing seen: m = -inf, l = 0, O = 0 for the products to add to. */
 void mha_rows_start(const mha_rows *rows);
 
-/* Turns the scaled scores of `tile`, a part of the block, into P = exp(S - m), 0 for hidden keys;
- * brings m and l up to date, and O to the new m. */
-void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys);
+/* Turns the scores of `tile`, as mha_block_scores leaves them, a part of the block, into P = exp(S
+ * - m), 0 for hidden keys; brings m and l up to date, and O to the new m. */
+mha_status mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys);
 
 /* Whether one of the first `live` queries has an O that its scores do not explain: the product met
  * a value that is not finite, perhaps a hidden one. */
 bool mha_rows_are_suspect(const mha_rows *rows, int64_t live);
 
-/* O /= l, the sink's share in l. */
+/* O /= l, the sink's share in l, and O goes where the core wants it. */
 void mha_rows_finish(const mha_rows *rows);
 
 /* The same for one row [dv] of head h. */

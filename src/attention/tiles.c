@@ -17,6 +17,10 @@ int64_t mha_cut_most_few(int64_t Lq, int64_t span) {
   return mha_min(mha_min(Lq, MHA_FEW_QUERIES), span / MHA_FEW_RATIO);
 }
 
+int64_t mha_cut_most_span_of_many(int64_t Lq, int64_t span) {
+  return Lq > MHA_FEW_QUERIES ? span : mha_max(mha_min(span, MHA_FEW_RATIO * Lq - 1), 0);
+}
+
 static bool is_few(int64_t Lq, int64_t span, bool packed) {
   return !packed && Lq > 0 && Lq <= mha_cut_most_few(Lq, span);
 }
@@ -32,7 +36,13 @@ int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed) {
 
 mha_cut mha_cut_call(const mha_cut_sizes *s) {
   if (!is_few(s->Lq, s->span, s->packed)) {
-    const mha_cut many = {false, 1, MHA_QUERY_TILE, MHA_KEY_TILE, MHA_KEY_TILE, 1, 0};
+    const int64_t keys = s->laid ? MHA_LAID_TILE : MHA_KEY_TILE;
+    const mha_cut many = {.laid = s->laid,
+                          .heads = 1,
+                          .queries = s->laid ? MHA_LAID_QUERIES : MHA_QUERY_TILE,
+                          .tile_keys = keys,
+                          .product_keys = keys,
+                          .parts = 1};
     return many;
   }
   const int64_t width = mha_max(s->d, s->dv);

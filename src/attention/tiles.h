@@ -43,17 +43,33 @@ _Static_assert(MHA_EDGE_TILE <= MHA_KEY_TILE, "the scratch of a task holds MHA_K
 #endif
 #define MHA_MAX_PARTS 64
 
+/* Keys that are laid out for kernels: nothing is packed, so a task of fewer queries loses nothing
+ * and its scores, 220 KiB, stay nearer. Keys are laid out in blocks. */
+#ifndef MHA_LAID_QUERIES
+#define MHA_LAID_QUERIES 96
+#endif
+#ifndef MHA_LAID_TILE
+#define MHA_LAID_TILE 512
+#endif
+#ifndef MHA_KEY_BLOCK
+#define MHA_KEY_BLOCK 64
+#endif
+_Static_assert(MHA_EDGE_TILE <= MHA_LAID_TILE && MHA_LAID_TILE % MHA_KEY_BLOCK == 0,
+               "the scratch of a task holds MHA_LAID_TILE keys and a block");
+
 /* Sizes that the cut of a call depends on. `span` is the most keys in memory per entry. */
 typedef struct mha_cut_sizes {
   int64_t B, H, G, Lq, span, d, dv;
   bool packed;
   bool windowed; /* visible keys may begin elsewhere than at the first; scratch does not depend on
                     it */
+  bool laid;     /* keys are laid out for kernels, unless the queries are few */
 } mha_cut_sizes;
 
 /* The cut of a call, by its sizes alone. */
 typedef struct mha_cut {
   bool few;             /* few queries over many keys */
+  bool laid;            /* many, and keys are laid out */
   int64_t heads;        /* per task: 1, or all heads that share a strip of key heads */
   int64_t queries;      /* per task, at most */
   int64_t tile_keys;    /* per tile, at most */
@@ -71,6 +87,9 @@ int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed);
 /* The most queries, up to Lq, that a call over up to `span` keys may have to be cut as one of few.
  */
 int64_t mha_cut_most_few(int64_t Lq, int64_t span);
+
+/* The most keys, up to `span`, over which a call of up to Lq queries may be cut as one of many. */
+int64_t mha_cut_most_span_of_many(int64_t Lq, int64_t span);
 
 /* Queries [i, i + n) of entry b on their way over key tiles. */
 typedef struct mha_tile_walk {

@@ -4,6 +4,7 @@
 
 #include "clones.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -28,7 +29,8 @@ static inline float exponential(float x) {
   q = q * r + 4.166839e-2f;
   q = q * r + 1.6666521e-1f;
   q = q * r + 4.9999994e-1f;
-  const float p = q * (r * r) + r + 1.0f;
+  q = q * r + 1.0f;
+  const float p = q * r + 1.0f;
   uint32_t bits = 0;
   memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + UINT32_C(0x3f800000); /* 2^k: the low bits of `shifted` hold k */
@@ -63,12 +65,12 @@ static inline float max_of_blocks(const float *row, int64_t n) {
   return lanes[0];
 }
 
-MHA_CLONES float mha_row_max(const float *row, int64_t n) {
-  float max = n >= MAX_LANES ? max_of_blocks(row, n) : -INFINITY;
-  int64_t j = n >= MAX_LANES ? n - n % MAX_LANES : 0;
+/* Of n < MAX_LANES elements, and `max`. */
+static inline float max_of_rest(const float *row, int64_t n, float max) {
   float lanes[MHA_LANES];
   for (int k = 0; k < MHA_LANES; k++)
     lanes[k] = max;
+  int64_t j = 0;
   for (; j + MHA_LANES <= n; j += MHA_LANES)
     for (int k = 0; k < MHA_LANES; k++)
       lanes[k] = max2(row[j + k], lanes[k]);
@@ -79,24 +81,73 @@ MHA_CLONES float mha_row_max(const float *row, int64_t n) {
   return max;
 }
 
-MHA_CLONES float mha_row_exp(float *row, int64_t n, float max) {
+MHA_CLONES float mha_row_max(const float *row, int64_t n) {
+  const float max = n >= MAX_LANES ? max_of_blocks(row, n) : -INFINITY;
+  const int64_t rest = n % MAX_LANES;
+  return rest > 0 ? max_of_rest(row + n - rest, rest, max) : max;
+}
+
+/* factor·s, rounded before anything is subtracted from it: adding 0 takes up the multiplication
+ * that could be fused with the subtraction, so that the largest score gives exactly max. */
+static inline float scaled(float factor, float s) {
+  return factor * s + 0.0f;
+}
+
+MHA_CLONES float mha_row_exp(float *row, int64_t n, float factor, float max) {
   float lanes[MHA_LANES] = {0};
   int64_t j = 0;
   for (; j + MHA_LANES <= n; j += MHA_LANES)
     for (int k = 0; k < MHA_LANES; k++) {
-      const float e = exponential(row[j + k] - max);
+      const float e = exponential(scaled(factor, row[j + k]) - max);
       row[j + k] = e;
       lanes[k] += e;
     }
   float sum = 0.0f;
   for (; j < n; j++) {
-    row[j] = exponential(row[j] - max);
+    row[j] = exponential(scaled(factor, row[j]) - max);
     sum += row[j];
   }
   for (int half = MHA_LANES / 2; half > 0; half /= 2)
     for (int k = 0; k < half; k++)
       lanes[k] += lanes[k + half];
   return sum + lanes[0];
+}
+
+MHA_CLONES float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *largest) {
+  float sums[MHA_LANES] = {0};
+  float tops[MHA_LANES];
+  int64_t j = 0;
+  for (int k = 0; k < MHA_LANES; k++)
+    tops[k] = -INFINITY;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      const float score = row[j + k];
+      const float e = exponential(factor * score - max);
+      tops[k] = max2(score, tops[k]);
+      row[j + k] = e;
+      sums[k] += e;
+    }
+  for (int half = MHA_LANES / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; k++) {
+      sums[k] += sums[k + half];
+      tops[k] = max2(tops[k + half], tops[k]);
+    }
+  float sum = 0.0f;
+  float top = tops[0];
+  for (; j < n; j++) {
+    top = max2(row[j], top);
+    row[j] = exponential(factor * row[j] - max);
+    sum += row[j];
+  }
+  *largest = top;
+  return sum + sums[0];
+}
+
+MHA_CLONES void mha_row_lower(float *row, int64_t n, float factor) {
+  for (int64_t j = 0; j < n; j++) {
+    const float lowered = row[j] * factor;
+    row[j] = lowered < FLT_MIN ? 0.0f : lowered; /* NaN stays */
+  }
 }
 
 MHA_CLONES void mha_row_scale(float *row, int64_t n, float factor) {

@@ -14,10 +14,17 @@
 /* Largest element that is not NaN; -inf if there is none. */
 float mha_row_max(const float *row, int64_t n);
 
-/* row[j] = exp(row[j] - max), max >= every element, and returns their sum. Results below the
- * smallest normal number are 0: subnormal weights would slow the product that follows. Relative
- * error at most 2 units in the last place. NaN stays NaN. */
-float mha_row_exp(float *row, int64_t n, float max);
+/* row[j] = exp(factor·row[j] - max), max >= every factor·row[j], and returns their sum. Results
+ * below the smallest normal number are 0: subnormal weights would slow the product that follows.
+ * Relative error at most 2 units in the last place. NaN stays NaN. */
+float mha_row_exp(float *row, int64_t n, float factor, float max);
+
+/* The same for a max that need not be one: results are right up to exp(80). *largest is what
+ * mha_row_max would have found. */
+float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *largest);
+
+/* row[j] *= factor, but 0 where that is below the smallest normal number. */
+void mha_row_lower(float *row, int64_t n, float factor);
 
 /* exp(x) for one x <= 0, the same function. */
 float mha_exp(float x);

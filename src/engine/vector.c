@@ -43,6 +43,13 @@ MHA_CLONES void mha_vector_weigh(float *restrict x, const float *restrict weight
     x[j] = x[j] * factor * weight[j];
 }
 
+MHA_CLONES void mha_vector_transpose(float *restrict y, int64_t y_stride, const float *restrict x,
+                                     int64_t x_stride, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++)
+      y[c * y_stride + r] = x[r * x_stride + c];
+}
+
 MHA_CLONES void mha_vector_turn_halves(float *restrict a, float *restrict b,
                                        const float *restrict cosine, const float *restrict sine,
                                        int64_t n) {

@@ -23,6 +23,10 @@ double mha_vector_squares(const float *x, int64_t n);
 /* x[j] = x[j]·factor·weight[j]. */
 void mha_vector_weigh(float *x, const float *weight, float factor, int64_t n);
 
+/* y[c·y_stride + r] = x[r·x_stride + c] for r < rows, c < columns: xᵀ. */
+void mha_vector_transpose(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                          int64_t rows, int64_t columns);
+
 /* Turns n pairs by their angles: (a, b) -> (a·cos - b·sin, b·cos + a·sin). Pair p is a[p] and b[p],
  * or pairs[2p] and pairs[2p + 1]. */
 void mha_vector_turn_halves(float *a, float *b, const float *cosine, const float *sine, int64_t n);

@@ -5,6 +5,7 @@
 #include "base/arguments.h"
 #include "base/arithmetic.h"
 #include "base/error.h"
+#include "engine/kernels.h"
 
 #include <math.h>
 
@@ -201,7 +202,13 @@ static mha_status complete_sizes(mha_config *c, const mha_matrices *m, mha_width
 }
 
 static mha_status check_score_rule(mha_config *c, mha_error *error) {
-  mha_status status = mha_require_flags(c->flags, MHA_SCALE, "config.flags", error);
+  mha_status status =
+      mha_require_flags(c->flags, MHA_SCALE | MHA_PACK_WEIGHTS, "config.flags", error);
+  if (!status && c->flags & MHA_PACK_WEIGHTS && mha_kernels_missing())
+    status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                      "config.flags has MHA_PACK_WEIGHTS, but %s; rule: only where "
+                      "MHA_ENGINE_XSMM can be had",
+                      mha_kernels_missing());
   if (!status && c->flags & MHA_SCALE)
     status = mha_require_finite(c->scale, "config.scale", error);
   if (!status)

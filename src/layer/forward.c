@@ -71,7 +71,7 @@ static mha_status project_inputs(mha_forward_call *c) {
     inputs[n++] = key;
     inputs[n++] = value;
   }
-  return mha_project(c->context->engine, &c->context->threads, inputs, n);
+  return mha_project(c->context, inputs, n);
 }
 
 /* Still 1., where the layer has them: RMS normalisation of Q and K, then rotary positions. */
@@ -138,7 +138,7 @@ static mha_status project_output(mha_forward_call *c, const float *concat) {
       .accumulate = c->args.accumulate != 0,
       .fill = true,
   };
-  return mha_project(c->context->engine, &c->context->threads, &output, 1);
+  return mha_project(c->context, &output, 1);
 }
 
 /* ---- trace ---- */
@@ -207,7 +207,8 @@ static bool has_work(const mha_forward_call *c) {
 
 static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->direct ? 0 : c->key.length;
-  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->names->sizes};
+  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows,
+                              mha_scratch_strides(c->weights), c->names->sizes};
   const mha_status status =
       mha_scratch_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
   if (status)

@@ -4,6 +4,7 @@
 #include "project.h"
 
 #include "base/memory.h"
+#include "engine/packed.h"
 #include "engine/softmax.h"
 #include "engine/vector.h"
 
@@ -22,6 +23,15 @@
 #define MIN_PANELS        4
 #define MIN_PANEL_COLUMNS 384
 
+/* Packed matrices: nothing is packed for a panel, so it may be smaller; the rows of X and Y that it
+ * has stay in a second-level cache. */
+#ifndef MHA_PACKED_PANEL_ROWS
+#define MHA_PACKED_PANEL_ROWS 128
+#endif
+#ifndef MHA_PACKED_PANEL_COLUMNS
+#define MHA_PACKED_PANEL_COLUMNS 256
+#endif
+
 #define MAX_PROJECTIONS 3
 
 /* Rows of an entry up to which they count as few. */
@@ -39,11 +49,13 @@ enum { MOST_PARTS = 4 };
 typedef struct cut {
   const mha_engine *engine;
   const mha_projecting *p;
+  bool is_packed; /* multiplied by kernels */
+  mha_packed packed;
   int64_t parts; /* 0 = not cut along the matrix's rows */
   bool merged;   /* all entries are one run */
   int64_t runs, run_rows;
   int64_t row_panels, column_panels; /* per run */
-  int64_t panel_columns;
+  int64_t panel_rows, panel_columns;
   int64_t first_task;
 } cut;
 
@@ -85,16 +97,27 @@ static bool is_single_row(const mha_projecting *p) {
   return p->x_shape.batch == 1 && p->x_shape.length == 1 && live > 0;
 }
 
-static cut make_cut(const mha_engine *engine, const mha_projecting *p) {
-  cut c = {.engine = engine, .p = p};
-  if (p->partial && part_count(p->projection) > 1 && is_single_row(p))
+/* Kernels are for dense rows. */
+static bool use_kernels(const mha_context *context, const mha_projecting *p, mha_packed *packed) {
+  const mha_projection *w = p->projection;
+  return context->kernels && w->packed && p->x_shape.row_stride == w->in &&
+         (p->cached || p->y_shape.row_stride == w->out) &&
+         mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);
+}
+
+static cut make_cut(const mha_context *context, const mha_projecting *p) {
+  cut c = {.engine = context->engine, .p = p};
+  c.is_packed = use_kernels(context, p, &c.packed);
+  c.panel_rows = c.is_packed ? MHA_PACKED_PANEL_ROWS : MHA_PANEL_ROWS;
+  if (!c.is_packed && p->partial && part_count(p->projection) > 1 && is_single_row(p))
     c.parts = part_count(p->projection);
   c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
              (p->cached ? p->x_shape.batch == 1 : is_evenly_spaced(&p->y_shape));
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
-  c.row_panels = divide_up(c.run_rows, MHA_PANEL_ROWS);
-  c.panel_columns = choose_columns(p->projection, c.run_rows, c.row_panels);
+  c.row_panels = divide_up(c.run_rows, c.panel_rows);
+  c.panel_columns = c.is_packed ? MHA_PACKED_PANEL_COLUMNS
+                                : choose_columns(p->projection, c.run_rows, c.row_panels);
   c.column_panels = divide_up(p->projection->out, c.panel_columns);
   return c;
 }
@@ -116,6 +139,7 @@ static double operation_count(const cut *c) {
 /* Rows [row, row + rows) of a run, columns [column, column + columns). */
 typedef struct panel {
   const mha_engine *engine;
+  const mha_packed *packed; /* or NULL */
   const mha_projecting *p;
   const float *x;
   float *y;
@@ -168,12 +192,15 @@ static mha_status add_product(const panel *q, bool onto_nothing) {
 
 static mha_status project_panel(const panel *q) {
   const mha_projection *w = q->p->projection;
-  const bool onto_nothing = !w->bias && !q->p->accumulate && w->matrix;
+  const bool onto_nothing = !w->bias && !q->p->accumulate && w->matrix && !q->packed;
   if (!onto_nothing)
     start_from_bias(q);
-  if (w->matrix)
+  if (q->packed)
+    mha_packed_multiply(q->packed, q->rows, q->x, q->column, q->columns, q->y);
+  else if (w->matrix)
     return add_product(q, onto_nothing);
-  add_identity(q);
+  else
+    add_identity(q);
   return MHA_OK;
 }
 
@@ -205,6 +232,7 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
   const int64_t left = p->projection->out - column;
   const panel q = {
       .engine = c->engine,
+      .packed = c->is_packed ? &c->packed : NULL,
       .p = p,
       .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
       .y = row_place(p, run, row) + column,
@@ -264,9 +292,9 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   if (c->parts > 0)
     return project_part(c, local);
   const int64_t column = local % c->column_panels * c->panel_columns;
-  const int64_t row = local / c->column_panels % c->row_panels * MHA_PANEL_ROWS;
+  const int64_t row = local / c->column_panels % c->row_panels * c->panel_rows;
   const int64_t run = local / c->column_panels / c->row_panels;
-  const int64_t end = mha_min(row + MHA_PANEL_ROWS, c->run_rows);
+  const int64_t end = mha_min(row + c->panel_rows, c->run_rows);
   const int64_t live = live_rows(c, run);
   const int64_t live_end = mha_max(row, mha_min(live, end));
   const mha_status status = project_rows(c, run, row, live_end, column);
@@ -281,17 +309,16 @@ int64_t mha_gathered_rows(int64_t entries, int64_t rows) {
   return entries > 1 ? mha_min(rows, MHA_FEW_ROWS) : 0;
 }
 
-mha_status mha_project(const mha_engine *engine, const mha_threads *threads,
-                       const mha_projecting *projections, int n) {
+mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n) {
   project_job job = {.n = n};
   mha_task_list list = {.work = project_task, .job = &job};
   for (int k = 0; k < n; k++) {
-    job.cuts[k] = make_cut(engine, &projections[k]);
+    job.cuts[k] = make_cut(context, &projections[k]);
     job.cuts[k].first_task = list.n_tasks;
     list.n_tasks += task_count(&job.cuts[k]);
     list.operations += operation_count(&job.cuts[k]);
   }
-  const mha_status status = mha_parallel_run(threads, &list);
+  const mha_status status = mha_parallel_run(&context->threads, &list);
   for (int k = 0; !status && k < n; k++)
     if (job.cuts[k].parts > 0)
       add_parts(&job.cuts[k]);

@@ -4,8 +4,7 @@
 
 #include "base/arguments.h"
 #include "cache/cache_rows.h"
-#include "engine/engine.h"
-#include "runtime/parallel.h"
+#include "runtime/context.h"
 #include "weights.h"
 
 /* Rows that are computed: at most counts[b] of each entry where there are counts, and none from
@@ -40,7 +39,6 @@ int64_t mha_partial_floats(const mha_projection *projection);
 int64_t mha_gathered_rows(int64_t entries, int64_t rows);
 
 /* Runs n projections as one list of panels. Panels are cut by shape alone. */
-mha_status mha_project(const mha_engine *engine, const mha_threads *threads,
-                       const mha_projecting *projections, int n);
+mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "attention/attention.h"
 #include "base/error.h"
+#include "engine/packed.h"
 #include "project.h"
 
 /* Offsets of the workspace's arrays; the order is that of the struct. */
@@ -30,14 +31,23 @@ static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size
                               mha_max(inputs, mha_partial_floats(&weights->output)), 1, 1);
 }
 
-static mha_status make_plan(const mha_weights *weights, const mha_call_size *size,
-                            int32_t n_threads, plan *p, mha_error *error) {
-  const mha_cut_sizes *s = &size->core;
+/* Whether keys are laid out is the context's affair; rows of Q and V must be such as kernels take.
+ */
+static bool lays_keys_out(const mha_context *context, const mha_call_size *size) {
+  mha_kernel_shape shapes[MHA_LAID_SHAPES];
+  return context->kernels && mha_laid_shapes(&size->core, &size->strides, shapes) > 0;
+}
+
+static mha_status make_plan(const mha_context *context, const mha_weights *weights,
+                            const mha_call_size *size, plan *p, mha_error *error) {
+  mha_cut_sizes sizes = size->core;
+  const mha_cut_sizes *s = &sizes;
   const plan nothing = {.layout = {0}};
   *p = nothing;
+  sizes.laid = lays_keys_out(context, size);
   if (weights)
     add_buffers(p, weights, size);
-  p->attention = mha_attention_plan(s, n_threads, &p->layout);
+  p->attention = mha_attention_plan(s, context->threads.n, &p->layout);
   if (p->layout.bytes ==
       0) /* rows that go to a cache need none; arrays of no bytes lie somewhere */
     (void)mha_layout_add(&p->layout, 1, 1, 1, 1);
@@ -50,21 +60,69 @@ static mha_status make_plan(const mha_weights *weights, const mha_call_size *siz
                   size->names.key_length, (long long)s->span);
 }
 
-mha_status mha_scratch_measure(const mha_weights *weights, const mha_call_size *size,
-                               int32_t n_threads, size_t *bytes, mha_error *error) {
+mha_laid_strides mha_scratch_strides(const mha_weights *weights) {
+  const mha_laid_strides strides = {weights->query.out, weights->value.out};
+  return strides;
+}
+
+mha_status mha_scratch_measure(const mha_context *context, const mha_weights *weights,
+                               const mha_call_size *size, size_t *bytes, mha_error *error) {
   plan p;
-  const mha_status status = make_plan(weights, size, n_threads, &p, error);
+  const mha_status status = make_plan(context, weights, size, &p, error);
   *bytes = p.layout.bytes;
   return status;
 }
+
+/* ---- kernels ---- */
+
+enum { MOST_SHAPES = MHA_LAID_SHAPES + 4 * MHA_PACKED_SHAPES };
+
+static int add_packed(const mha_projection *p, mha_kernel_shape *shapes) {
+  return p->packed ? mha_packed_shapes(p->in, p->out, shapes) : 0;
+}
+
+static mha_status generate(mha_context *context, const mha_weights *weights,
+                           const mha_call_size *size, mha_error *error) {
+  mha_kernel_shape shapes[MOST_SHAPES];
+  int n = 0;
+  if (weights) {
+    n += add_packed(&weights->query, shapes + n);
+    n += add_packed(&weights->key, shapes + n);
+    n += add_packed(&weights->value, shapes + n);
+    n += add_packed(&weights->output, shapes + n);
+  }
+  n += mha_laid_shapes(&size->core, &size->strides, shapes + n);
+  const mha_status status = mha_kernels_prepare(context->kernels, shapes, n);
+  if (status)
+    return mha_fail(error, status,
+                    "the call's kernels need memory that can be run; rule: it must be there, and "
+                    "the system must allow it");
+  return MHA_OK;
+}
+
+mha_status mha_scratch_provide(mha_context *context, const mha_weights *weights,
+                               const mha_call_size *sizes, int n, size_t bytes, mha_error *error) {
+  mha_kernels *kernels = context->kernels;
+  const void *mark = kernels ? mha_kernels_mark(kernels) : NULL;
+  mha_status status = MHA_OK;
+  for (int k = 0; !status && kernels && k < n; k++)
+    status = generate(context, weights, &sizes[k], error);
+  if (!status)
+    status = mha_context_grow(context, bytes, error);
+  if (status && kernels)
+    mha_kernels_undo(kernels, mark);
+  return status;
+}
+
+/* ---- taking ---- */
 
 mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
                             const mha_call_size *size, mha_core *core, mha_scratch *w,
                             mha_error *error) {
   plan p;
-  mha_status status = make_plan(weights, size, context->threads.n, &p, error);
+  mha_status status = make_plan(context, weights, size, &p, error);
   if (!status)
-    status = mha_context_grow(context, p.layout.bytes, error);
+    status = mha_scratch_provide(context, weights, size, 1, p.layout.bytes, error);
   if (status)
     return status;
   if (weights) {
@@ -75,6 +133,7 @@ mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
     w->partial = (float *)(void *)(context->arena + p.partial);
   }
   core->engine = context->engine;
-  mha_attention_use(core, context->arena, &p.attention);
+  core->is_laid = lays_keys_out(context, size);
+  mha_attention_use(core, context->arena, &p.attention, context->kernels, &size->strides);
   return MHA_OK;
 }

@@ -2,7 +2,7 @@
 #ifndef MHA_SRC_LAYER_SCRATCH_H
 #define MHA_SRC_LAYER_SCRATCH_H
 
-#include "attention/core.h"
+#include "attention/laid.h"
 #include "runtime/context.h"
 #include "weights.h"
 
@@ -15,6 +15,7 @@ typedef struct mha_size_names {
 typedef struct mha_call_size {
   mha_cut_sizes core;
   int64_t key_rows; /* of each entry's K and V that need room here, not in a cache */
+  mha_laid_strides strides;
   mha_size_names names;
 } mha_call_size;
 
@@ -28,14 +29,22 @@ typedef struct mha_scratch {
       *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
 } mha_scratch;
 
-/* Bytes that a call of this size takes on n_threads; weights NULL = of mha_attend. OVERFLOW if its
- * sizes have no product. */
-mha_status mha_scratch_measure(const mha_weights *weights, const mha_call_size *size,
-                               int32_t n_threads, size_t *bytes, mha_error *error);
+/* Rows of Q in the workspace, and of V there or in a cache. */
+mha_laid_strides mha_scratch_strides(const mha_weights *weights);
 
-/* Makes sure that the context, which the caller has entered, has room for a call of this size, and
- * gives the buffers and the core their places in it, and the core its engine. Without weights
- * there is no workspace. */
+/* Bytes that a call of this size takes in a context; weights NULL = of mha_attend. OVERFLOW if its
+ * sizes have no product. */
+mha_status mha_scratch_measure(const mha_context *context, const mha_weights *weights,
+                               const mha_call_size *size, size_t *bytes, mha_error *error);
+
+/* Makes sure that the context, which the caller has entered or claimed, has so many bytes and, if
+ * it takes any, the kernels of calls of n sizes. On failure it is as it was. */
+mha_status mha_scratch_provide(mha_context *context, const mha_weights *weights,
+                               const mha_call_size *sizes, int n, size_t bytes, mha_error *error);
+
+/* Makes sure that the context, which the caller has entered, has room and kernels for a call of
+ * this size, and gives the buffers and the core their places in it, and the core its engine.
+ * Without weights there is no workspace. */
 mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
                             const mha_call_size *size, mha_core *core, mha_scratch *workspace,
                             mha_error *error);

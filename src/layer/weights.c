@@ -6,6 +6,7 @@
 #include "base/arithmetic.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "engine/packed.h"
 #include "rope.h"
 
 #include <string.h>
@@ -77,7 +78,7 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
 static void set_projection(const matrix_entry *e, int32_t orientation, const float *data,
                            const float *bias, int64_t ld) {
   const bool in_out = orientation != MHA_OUT_IN;
-  const mha_projection p = {data, bias, e->in, e->out, in_out ? ld : 1, in_out ? 1 : ld};
+  const mha_projection p = {data, bias, e->in, e->out, in_out ? ld : 1, in_out ? 1 : ld, NULL};
   *e->projection = p;
 }
 
@@ -116,6 +117,24 @@ static void copy_matrix(const matrix_entry *e, int32_t orientation, char *base,
   set_projection(e, orientation, data, bias, columns);
 }
 
+/* Adds the packed matrix to the layout. */
+static size_t plan_packed(const matrix_entry *e, mha_layout *layout) {
+  int64_t floats = 0;
+  layout->overflow |= !mha_packed_floats(e->in, e->out, &floats);
+  return mha_layout_add(layout, sizeof(float), floats, 1, 1);
+}
+
+/* Packs the matrix, as the projection has it already. */
+static void pack_matrix(const matrix_entry *e, char *base, mha_layout *layout) {
+  mha_projection *p = e->projection;
+  const mha_view w = {p->matrix, p->in, p->out, p->in_stride, p->out_stride};
+  if (!p->matrix)
+    return;
+  float *packed = (void *)(base + plan_packed(e, layout));
+  mha_packed_fill(packed, w);
+  p->packed = packed;
+}
+
 static void list_vectors(vector_entry vectors[N_VECTORS], mha_weights *layer,
                          const mha_matrices *m) {
   const mha_config *c = &layer->config;
@@ -136,10 +155,10 @@ static void copy_vector(const vector_entry *e, char *base, mha_layout *layout) {
   *e->place = data;
 }
 
-/* Bytes of the object and, if they are copied, of the numbers behind it. */
+/* Bytes of the object and, if they are copied or packed, of the numbers behind it. */
 static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
                               const vector_entry vectors[N_VECTORS], const mha_matrices *m,
-                              int64_t frequencies) {
+                              bool pack, int64_t frequencies) {
   mha_layout layout = {0};
   (void)mha_layout_add(&layout, sizeof(mha_weights), 1, 1, 1);
   for (int k = 0; m->ownership == MHA_COPY && k < N_MATRICES; k++) {
@@ -151,11 +170,18 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
   for (int k = 0; m->ownership == MHA_COPY && k < N_VECTORS; k++)
     if (vectors[k].data)
       (void)mha_layout_add(&layout, sizeof(float), vectors[k].n, 1, 1);
+  for (int k = 0; pack && k < N_MATRICES; k++)
+    if (entries[k].data)
+      (void)plan_packed(&entries[k], &layout);
   (void)mha_layout_add(&layout, sizeof(double), frequencies, 1, 1);
   return layout;
 }
 
 /* ---- creation ---- */
+
+#ifndef MHA_ALWAYS_PACK /* a build of the tests does */
+#define MHA_ALWAYS_PACK 0
+#endif
 
 /* Reads and checks everything into `layer`, which lives on the stack until memory is there. */
 static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entries[N_MATRICES],
@@ -205,7 +231,8 @@ static mha_status create(const mha_config *config, const mha_matrices *matrices,
   const int64_t frequencies = layer.config.rope == MHA_ROPE_NONE || layer.config.rope_cos
                                   ? 0
                                   : layer.config.rotary_size / 2;
-  const mha_layout plan = plan_memory(entries, vectors, &m, frequencies);
+  const bool pack = MHA_ALWAYS_PACK || layer.config.flags & MHA_PACK_WEIGHTS;
+  const mha_layout plan = plan_memory(entries, vectors, &m, pack, frequencies);
   if (plan.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "the matrices of config and matrices exceed the address space; rule: their "
@@ -225,6 +252,8 @@ static mha_status create(const mha_config *config, const mha_matrices *matrices,
     for (int k = 0; k < N_VECTORS; k++)
       copy_vector(&vectors[k], memory, &layout);
   }
+  for (int k = 0; pack && k < N_MATRICES; k++)
+    pack_matrix(&entries[k], memory, &layout);
   layer.rope_frequencies =
       (void *)(memory + mha_layout_add(&layout, sizeof(double), frequencies, 1, 1));
   if (frequencies > 0)

@@ -13,6 +13,7 @@ typedef struct mha_projection {
   const float *bias;   /* [out] or NULL */
   int64_t in, out;
   int64_t in_stride, out_stride; /* distance between neighbours along each dimension; one is 1 */
+  const float *packed;           /* the matrix once more, for kernels, or NULL; see packed.h */
 } mha_projection;
 
 struct mha_weights {

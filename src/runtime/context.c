@@ -24,8 +24,24 @@ static int32_t default_threads(void) {
   return n > 0 ? n : mha_cpu_count();
 }
 
+#ifndef MHA_DEFAULT_ENGINE /* a build of the tests has another, for programs that name none */
+#define MHA_DEFAULT_ENGINE MHA_ENGINE_BLAS
+#endif
+
+static mha_status check_engine(int32_t engine, mha_error *error) {
+  if (engine != MHA_ENGINE_BLAS && engine != MHA_ENGINE_XSMM)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "options.engine is %d; rule: MHA_ENGINE_BLAS or MHA_ENGINE_XSMM", (int)engine);
+  if (engine == MHA_ENGINE_XSMM && mha_kernels_missing())
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "options.engine is MHA_ENGINE_XSMM, but %s; rule: only where mha_build_info "
+                    "names it",
+                    mha_kernels_missing());
+  return MHA_OK;
+}
+
 static mha_status read_options(mha_context *context, const mha_context_options *given,
-                               mha_error *error) {
+                               bool *needs_kernels, mha_error *error) {
   mha_context_options options = {.struct_size = sizeof options};
   mha_status status = MHA_OK;
   if (given)
@@ -33,6 +49,12 @@ static mha_status read_options(mha_context *context, const mha_context_options *
                              error);
   if (!status)
     status = mha_require_flags(options.flags, MHA_LEAVE_BLAS_ALONE, "options.flags", error);
+  if (!status)
+    status = mha_require_reserved(options.reserved, "options.reserved", error);
+  if (options.engine == 0)
+    options.engine = MHA_DEFAULT_ENGINE;
+  if (!status)
+    status = check_engine(options.engine, error);
   if (status)
     return status;
   if (options.n_threads < 0 || options.n_threads > MAX_THREADS)
@@ -40,6 +62,7 @@ static mha_status read_options(mha_context *context, const mha_context_options *
                     (int)options.n_threads, MAX_THREADS);
   context->allocator = mha_memory_allocator(options.allocator);
   context->engine = &mha_engine_blas;
+  *needs_kernels = options.engine == MHA_ENGINE_XSMM;
   context->threads.hold_blas = !(options.flags & MHA_LEAVE_BLAS_ALONE);
   context->threads.n = options.n_threads ? options.n_threads : default_threads();
   if (!context->threads.hold_blas || mha_blas_threading_kind() == MHA_BLAS_THREADS_LOCKED)
@@ -54,18 +77,23 @@ static mha_status read_options(mha_context *context, const mha_context_options *
 mha_status mha_context_create(const mha_context_options *options, mha_context **context,
                               mha_error *error) {
   mha_context prepared = {.arena = NULL};
+  bool needs_kernels = false;
   mha_status status = mha_require(context, "context", error);
   if (status)
     return status;
   *context = NULL;
-  status = read_options(&prepared, options, error);
+  status = read_options(&prepared, options, &needs_kernels, error);
   if (status)
     return status;
   const bool needs_pool = prepared.threads.n > 1;
   mha_context *created = mha_memory_allocate(&prepared.allocator, sizeof *created);
   if (created && needs_pool)
     prepared.threads.pool = mha_pool_create(&prepared.allocator, prepared.threads.n);
-  if (!created || (needs_pool && !prepared.threads.pool)) {
+  if (created && needs_kernels)
+    prepared.kernels = mha_kernels_create(&prepared.allocator);
+  if (!created || (needs_pool && !prepared.threads.pool) || (needs_kernels && !prepared.kernels)) {
+    mha_pool_destroy(prepared.threads.pool);
+    mha_kernels_destroy(prepared.kernels);
     mha_memory_release(&prepared.allocator, created, sizeof *created);
     return mha_fail(error, MHA_ERROR_MEMORY,
                     "the context and its %d threads need memory; rule: it must be there",
@@ -83,6 +111,7 @@ void mha_context_destroy(mha_context *context) {
     return;
   const mha_allocator allocator = context->allocator;
   mha_pool_destroy(context->threads.pool);
+  mha_kernels_destroy(context->kernels);
   mha_memory_release(&allocator, context->arena, context->arena_bytes);
   mha_memory_release(&allocator, context, sizeof *context);
 }

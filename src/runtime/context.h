@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "engine/engine.h"
+#include "engine/kernels.h"
 #include "parallel.h"
 
 #include <stdatomic.h>
@@ -12,6 +13,7 @@ struct mha_context {
   atomic_bool busy;
   mha_allocator allocator;
   const mha_engine *engine;
+  mha_kernels *kernels; /* of MHA_ENGINE_XSMM, otherwise NULL */
   mha_threads threads;
   char *arena;
   size_t arena_bytes;

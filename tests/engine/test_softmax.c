@@ -53,7 +53,7 @@ static void rows_of_exp_are_exp_and_sum(void **state) {
     test_fill_normal(&random, row, ROW, 10);
     const float max = 40.0f;
     memcpy(before, row, sizeof row);
-    const float got = mha_row_exp(row, n, max);
+    const float got = mha_row_exp(row, n, 1.0f, max);
     for (int64_t j = 0; j < n; j++) {
       const double right = exp((double)before[j] - (double)max);
       /* the difference is rounded once before exp sees it: |x|·2^-24 more */
@@ -72,7 +72,7 @@ static void weights_below_the_normal_numbers_are_zero(void **state) {
   float row[ROW];
   for (int j = 0; j < ROW; j++)
     row[j] = -80.0f - 0.1f * (float)j;
-  (void)mha_row_exp(row, ROW, 0.0f);
+  (void)mha_row_exp(row, ROW, 1.0f, 0.0f);
   for (int j = 0; j < ROW; j++)
     assert_true(row[j] == 0.0f || row[j] >= FLT_MIN);
 }
