@@ -6,9 +6,10 @@
 
 typedef struct bench_engine {
   const char *name;
-  bool computes_layer; /* false: a yardstick, which leaves problem->output alone */
-  bool calls_blas;     /* runs with the BLAS's own thread count set to the row's */
-  bool rotating_only;  /* makes sense only where every weight is used about once */
+  bool computes_layer;   /* false: a yardstick, which leaves problem->output alone */
+  bool calls_blas;       /* runs with the BLAS's own thread count set to the row's */
+  bool (*is_here)(void); /* whether this build has it; NULL = always */
+  bool rotating_only;    /* makes sense only where every weight is used about once */
   /* Floating-point operations of a call; NULL = bench_flops of the shape. */
   double (*flops)(const bench_problem *problem);
   /* Bytes that create takes beside the problem's; NULL = not worth asking. */
@@ -28,6 +29,7 @@ extern const bench_engine bench_read;            /* plain read of a set */
 extern const bench_engine bench_composed;        /* four sgemm, and two and a softmax per head */
 extern const bench_engine bench_composed_cached; /* the same over a cache, two sgemv per head */
 extern const bench_engine bench_libmha;          /* with and without a cache */
+extern const bench_engine bench_xsmm;            /* the same with MHA_ENGINE_XSMM */
 
 /* y = x·W + b for `rows` rows of x [rows][E], through one sgemm; which is 0 to 3, and the rows of
  * y are `y_stride` numbers apart. */

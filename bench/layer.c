@@ -1,13 +1,16 @@
-/* Owns the engine "libmha": mha_forward through the public header, borrowing the same weights, with
- * a cache of its own for each set where the shape has a past. */
+/* Owns the engines "libmha" and "xsmm": mha_forward through the public header, borrowing the same
+ * weights, which xsmm packs, with a cache of its own for each set where the shape has a past. */
 #include "engines.h"
+#include "machine.h"
 #include "mha.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct layer_state {
   const bench_problem *problem;
+  mha_engine_choice choice;
   mha_weights **layers;                     /* [n_sets] */
   mha_cache **caches;                       /* [n_sets]; NULL where past is 0 */
   mha_context *contexts[BENCH_MAX_THREADS]; /* one for each thread count */
@@ -22,13 +25,14 @@ static bool report(mha_status status, const mha_error *error) {
   return status == MHA_OK;
 }
 
-static bool create_layer(const bench_problem *problem, const bench_weights *set,
-                         mha_weights **layer) {
+static bool create_layer(const layer_state *state, const bench_weights *set, mha_weights **layer) {
+  const bench_problem *problem = state->problem;
   mha_config config;
   mha_matrices matrices;
   mha_error error;
   mha_config_init(&config, problem->shape.width, problem->shape.heads);
   config.n_kv_heads = problem->shape.kv_heads;
+  config.flags = state->choice == MHA_ENGINE_XSMM ? MHA_PACK_WEIGHTS : 0;
   MHA_INIT(&matrices);
   matrices.orientation = problem->options->out_in ? MHA_OUT_IN : MHA_IN_OUT;
   matrices.ownership = MHA_BORROW;
@@ -81,7 +85,7 @@ static bool create_sets(layer_state *state) {
   state->caches = cached ? bench_zeroed(n * sizeof *state->caches) : NULL;
   bool good = state->layers && (state->caches || !cached);
   for (size_t i = 0; good && i < n; i++)
-    good = create_layer(problem, &problem->sets[i], &state->layers[i]) &&
+    good = create_layer(state, &problem->sets[i], &state->layers[i]) &&
            (!cached || create_cache(problem, &problem->sets[i], &state->caches[i]));
   return good;
 }
@@ -93,6 +97,7 @@ static bool create_context(layer_state *state, int index) {
   mha_error error;
   MHA_INIT(&options);
   options.n_threads = state->problem->options->threads[index];
+  options.engine = (int32_t)state->choice;
   MHA_INIT(&size);
   size.batch = shape->batch;
   size.query_length = shape->length;
@@ -133,11 +138,12 @@ static void destroy(void *opaque) {
   free(state);
 }
 
-static void *create(const bench_problem *problem) {
+static void *create(const bench_problem *problem, mha_engine_choice choice) {
   layer_state *state = bench_zeroed(sizeof *state);
   if (!state)
     return NULL;
   state->problem = problem;
+  state->choice = choice;
   bool good = create_sets(state);
   for (int i = 0; good && i < problem->options->n_threads; i++)
     good = create_context(state, i);
@@ -147,6 +153,20 @@ static void *create(const bench_problem *problem) {
   }
   describe_call(state);
   return state;
+}
+
+static void *create_blas(const bench_problem *problem) {
+  return create(problem, MHA_ENGINE_BLAS);
+}
+
+static void *create_xsmm(const bench_problem *problem) {
+  return create(problem, MHA_ENGINE_XSMM);
+}
+
+static bool has_xsmm(void) {
+  char engines[64];
+  bench_machine_build_info("engines", engines, sizeof engines);
+  return strstr(engines, "xsmm") != NULL;
 }
 
 /* Makes room for the next call's token: a few stores per entry, so it stays inside the
@@ -177,6 +197,10 @@ static double needs(const bench_problem *problem) {
   return (double)(problem->n_sets * shape->batch) * tokens * row;
 }
 
+static double needs_packed(const bench_problem *problem) {
+  return needs(problem) + (double)problem->n_sets * (double)problem->set_bytes;
+}
+
 static size_t bytes(const void *opaque, int thread_index) {
   return ((const layer_state *)opaque)->workspace[thread_index];
 }
@@ -185,7 +209,18 @@ const bench_engine bench_libmha = {
     .name = "libmha",
     .computes_layer = true,
     .needs = needs,
-    .create = create,
+    .create = create_blas,
+    .run = run,
+    .bytes = bytes,
+    .destroy = destroy,
+};
+
+const bench_engine bench_xsmm = {
+    .name = "xsmm",
+    .computes_layer = true,
+    .is_here = has_xsmm,
+    .needs = needs_packed,
+    .create = create_xsmm,
     .run = run,
     .bytes = bytes,
     .destroy = destroy,

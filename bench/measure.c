@@ -164,8 +164,8 @@ static bool run_rounds(bench_measurement *measurement) {
 
 /* Those of shapes without and with a cache. */
 static const bench_engine *const engines[2][BENCH_MAX_ENGINES] = {
-    {&bench_sgemm, &bench_read, &bench_composed, &bench_libmha},
-    {&bench_sgemm, &bench_read, &bench_composed_cached, &bench_libmha},
+    {&bench_sgemm, &bench_read, &bench_composed, &bench_libmha, &bench_xsmm},
+    {&bench_sgemm, &bench_read, &bench_composed_cached, &bench_libmha, &bench_xsmm},
 };
 
 static const bench_engine *const *engines_for(const bench_measurement *measurement) {
@@ -175,6 +175,8 @@ static const bench_engine *const *engines_for(const bench_measurement *measureme
 static bool takes_part(bench_measurement *measurement, const bench_engine *engine) {
   const bench_problem *problem = &measurement->problem;
   if (engine->rotating_only && !problem->rotates)
+    return false;
+  if (engine->is_here && !engine->is_here())
     return false;
   if (engine->computes_layer && !bench_options_wants(problem->options, engine->name))
     return false;

@@ -5,7 +5,7 @@
 #include "engines.h"
 #include "statistics.h"
 
-#define BENCH_MAX_ENGINES 4
+#define BENCH_MAX_ENGINES 5
 #define BENCH_MAX_ROWS    (BENCH_MAX_ENGINES * BENCH_MAX_THREADS)
 
 /* Largest allowed |difference| between two engines' outputs, in units of the largest |output|. */

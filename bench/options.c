@@ -70,17 +70,17 @@ static bool take_shapes(bench_options *options, const char *value) {
 }
 
 static bool take_engines(bench_options *options, const char *value) {
-  static const char *const known[] = {"naive", "composed", "libmha"};
+  static const char *const known[] = {"naive", "composed", "libmha", "xsmm"};
   char copy[128];
   if (strlen(value) >= sizeof copy)
-    return refuse("--engines", value, "naive, composed and libmha, with commas between");
+    return refuse("--engines", value, "naive, composed, libmha and xsmm, with commas between");
   memcpy(copy, value, strlen(value) + 1);
   for (char *word = strtok(copy, ","); word; word = strtok(NULL, ",")) {
     bool found = false;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
       found = found || strcmp(word, known[i]) == 0;
     if (!found)
-      return refuse("--engines", value, "naive, composed and libmha, with commas between");
+      return refuse("--engines", value, "naive, composed, libmha and xsmm, with commas between");
   }
   options->engines = value;
   return true;
@@ -200,7 +200,7 @@ void bench_options_help(void) {
        "                      causal [kv_heads]; default " MHA_BENCH_SHAPES "\n"
        "  --shape N,B,L,P,E,H,C[,G]  one shape more (alone: only it), fields as above\n"
        "  --only NAMES        of these shapes only NAMES, with commas between\n"
-       "  --engines LIST      of naive, composed, libmha; default all\n"
+       "  --engines LIST      of naive, composed, libmha, xsmm; default all\n"
        "  --threads LIST      thread counts, all being the BLAS's; default 1,all\n"
        "  --rounds N          at most N rounds per shape; default 25\n"
        "  --seconds S         no new round after S seconds per shape, but at least three rounds\n"

@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include "blas_threads.h"
+#include "engines.h"
 #include "machine.h"
 #include "mha.h"
 
@@ -26,6 +27,7 @@ typedef struct line_figures {
   bench_summary percent_sgemm; /* of the bare product's rate, same run, same threads */
   double speedup_naive;
   double speedup_composed;    /* at the same threads */
+  bench_summary speedup_blas; /* of xsmm over libmha, likewise */
   double speedup_one_thread;  /* of the same engine */
   bench_summary percent_read; /* of a plain read's speed, same threads */
   double bytes;               /* workspace or score matrices */
@@ -49,6 +51,7 @@ static void compare(const bench_measurement *measurement, const bench_row *row,
   const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads);
   const bench_row *read = bench_find_row(measurement, "read", row->threads);
   const bench_row *composed = bench_find_row(measurement, "composed", row->threads);
+  const bench_row *blas = bench_find_row(measurement, bench_libmha.name, row->threads);
   const bench_row *alone = bench_find_row(measurement, row->engine->name, 1);
   const double work = figures->flops / flops_of(measurement, &bench_sgemm);
   figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
@@ -57,6 +60,8 @@ static void compare(const bench_measurement *measurement, const bench_row *row,
     return;
   figures->percent_read = scaled(bench_ratio(row, read), 100);
   figures->speedup_composed = bench_ratio(row, composed).median;
+  if (row->engine == &bench_xsmm)
+    figures->speedup_blas = bench_ratio(row, blas);
   if (measurement->has_naive)
     figures->speedup_naive = measurement->naive.seconds / figures->time.median;
 }
@@ -70,6 +75,7 @@ static line_figures row_figures(const bench_measurement *measurement, const benc
                           .flops = flops_of(measurement, engine),
                           .speedup_naive = NAN,
                           .speedup_composed = NAN,
+                          .speedup_blas = {NAN, NAN, NAN, NAN},
                           .percent_read = {NAN, NAN, NAN, NAN},
                           .bytes = NAN,
                           .difference = row->difference};
@@ -92,6 +98,7 @@ static line_figures naive_figures(const bench_measurement *measurement) {
                                 .percent_sgemm = {NAN, NAN, NAN, NAN},
                                 .speedup_naive = NAN,
                                 .speedup_composed = NAN,
+                                .speedup_blas = {NAN, NAN, NAN, NAN},
                                 .speedup_one_thread = NAN,
                                 .percent_read = {NAN, NAN, NAN, NAN},
                                 .bytes = NAN,
@@ -131,6 +138,8 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   cell(file, 5, 1, figures->flops > 0 && !once ? percent->quartile3 - percent->quartile1 : NAN);
   cell(file, 8, 1, figures->speedup_naive);
   cell(file, 7, 2, figures->speedup_composed);
+  cell(file, 6, 2, figures->speedup_blas.median);
+  cell(file, 5, 2, figures->speedup_blas.quartile3 - figures->speedup_blas.quartile1);
   cell(file, 7, 2, figures->speedup_one_thread);
   cell(file, 7, 1, read->median);
   cell(file, 5, 1, once ? NAN : read->quartile3 - read->quartile1);
@@ -139,13 +148,14 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
 }
 
 static void blas_line(FILE *file) {
-  char blas[256], threading[64], core[64], instructions[64];
+  char blas[256], threading[64], core[64], instructions[64], xsmm[64];
   bench_machine_build_info("blas", blas, sizeof blas);
   bench_machine_build_info("blas_threading", threading, sizeof threading);
   bench_machine_build_info("blas_core", core, sizeof core);
   bench_machine_build_info("instruction_set", instructions, sizeof instructions);
-  fprintf(file, "BLAS: %s; threading %s; core %s. libmha %s, row kernels %s.\n", blas, threading,
-          core, mha_version(), instructions);
+  bench_machine_build_info("xsmm", xsmm, sizeof xsmm);
+  fprintf(file, "BLAS: %s; threading %s; core %s. libmha %s, row kernels %s; xsmm: %s.\n", blas,
+          threading, core, mha_version(), instructions, xsmm);
   if (!bench_blas_threads_can_change())
     fputs("The BLAS's thread count cannot be changed: sgemm and composed run with its own.\n",
           file);
@@ -159,19 +169,20 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
     fprintf(file, " %d", options->threads[i]);
   fputs(".\n", file);
   blas_line(file);
-  fprintf(
-      file,
-      "Matrices [%s]. All engines take turns, round by round. ms: median over the rounds; "
-      "spread: distance of its\nquartiles in %% of it. GFLOP/s: only visible pairs counted. "
-      "%%sgemm: 100 = a bare %lld³ sgemm in the same rounds\nwith as many threads; iqr: "
-      "distance of its quartiles. Ratios are medians of the rounds' ratios. x naive: ~ =\n"
-      "extrapolated from sampled rows. x comp: over composed with as many threads. x 1thr: over "
-      "one thread. %%read:\nof the speed of a plain read of the weights and of the cached keys and "
-      "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed.\n\n",
-      options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
-  fprintf(file, "%-*s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %7s %7s %5s %9s\n", NAME_WIDTH,
-          "shape", "thr", "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm", "iqr", "x naive",
-          "x comp", "x 1thr", "%read", "iqr", "MiB");
+  fprintf(file,
+          "Matrices [%s]. All engines take turns, round by round. ms: median over the rounds; "
+          "spread: distance of its\nquartiles in %% of it. GFLOP/s: only visible pairs counted. "
+          "%%sgemm: 100 = a bare %lld³ sgemm in the same rounds\nwith as many threads; iqr: "
+          "distance of its quartiles. Ratios are medians of the rounds' ratios. x naive: ~ =\n"
+          "extrapolated from sampled rows. x comp: over composed with as many threads. x blas: "
+          "xsmm over "
+          "libmha with as\nmany threads, with its iqr. x 1thr: over one thread. %%read: of the "
+          "speed of a plain read of the weights and of the cached keys and "
+          "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed.\n\n",
+          options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
+  fprintf(file, "%-*s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %6s %5s %7s %7s %5s %9s\n",
+          NAME_WIDTH, "shape", "thr", "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm",
+          "iqr", "x naive", "x comp", "x blas", "iqr", "x 1thr", "%read", "iqr", "MiB");
   fflush(file);
 }
 
@@ -256,6 +267,9 @@ static void json_line(FILE *file, const bench_measurement *measurement,
   json_number(file, "percent_sgemm_quartile3", figures->flops > 0 ? percent->quartile3 : NAN);
   json_number(file, "speedup_naive", figures->speedup_naive);
   json_number(file, "speedup_composed", figures->speedup_composed);
+  json_number(file, "speedup_blas", figures->speedup_blas.median);
+  json_number(file, "speedup_blas_quartile1", figures->speedup_blas.quartile1);
+  json_number(file, "speedup_blas_quartile3", figures->speedup_blas.quartile3);
   json_number(file, "speedup_one_thread", figures->speedup_one_thread);
   const bench_summary *read = &figures->percent_read;
   json_number(file, "percent_read", read->median);
@@ -276,8 +290,8 @@ void bench_report_json_head(FILE *file, const bench_options *options) {
   json_string(file, "cpu", text);
   json_integer(file, "cpus", bench_machine_cpu_count());
   json_integer(file, "cache_bytes", (int64_t)bench_machine_cache_bytes());
-  static const char *const keys[] = {"version", "blas", "blas_threading", "blas_core",
-                                     "instruction_set"};
+  static const char *const keys[] = {
+      "version", "blas", "blas_threading", "blas_core", "instruction_set", "engines", "xsmm"};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     bench_machine_build_info(keys[i], text, sizeof text);
     fputc(',', file);
