@@ -75,6 +75,12 @@ static void hide_future(float *scores, int64_t length) {
       scores[i * length + j] = -INFINITY;
 }
 
+static void hide_masked(float *scores, const uint8_t *mask, int64_t length) {
+  for (int64_t at = 0; at < length * length; at++)
+    if (!mask[at])
+      scores[at] = -INFINITY;
+}
+
 void bench_softmax(float *scores, int64_t n_rows, int64_t n) {
   for (int64_t i = 0; i < n_rows; i++) {
     float *row = scores + i * n;
@@ -103,6 +109,8 @@ static void attend(const composed_state *composed, int64_t at, float *scores) {
               scores, length);
   if (shape->causal)
     hide_future(scores, length);
+  if (composed->problem->mask)
+    hide_masked(scores, composed->problem->mask, length);
   bench_softmax(scores, length, length);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, length, size, length, 1.0f, scores, length,
               composed->v + at, width, 0.0f, composed->concat + at, width);

@@ -8,6 +8,7 @@ typedef struct bench_engine {
   const char *name;
   bool computes_layer;   /* false: a yardstick, which leaves problem->output alone */
   bool calls_blas;       /* runs with the BLAS's own thread count set to the row's */
+  bool can_be_disturbed; /* measured also beside another process, if asked for */
   bool (*is_here)(void); /* whether this build has it; NULL = always */
   bool rotating_only;    /* makes sense only where every weight is used about once */
   /* Floating-point operations of a call; NULL = bench_flops of the shape. */

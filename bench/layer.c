@@ -115,6 +115,9 @@ static void describe_call(layer_state *state) {
   const bench_problem *problem = state->problem;
   MHA_INIT(&state->rules);
   state->rules.causal = problem->shape.causal;
+  state->rules.attend.data = problem->mask;
+  state->rules.attend.batch = state->rules.attend.heads = 1;
+  state->rules.attend.rows = state->rules.attend.columns = problem->shape.length;
   MHA_INIT(&state->args);
   state->args.batch = problem->shape.batch;
   state->args.query_length = problem->shape.length;
@@ -208,6 +211,7 @@ static size_t bytes(const void *opaque, int thread_index) {
 const bench_engine bench_libmha = {
     .name = "libmha",
     .computes_layer = true,
+    .can_be_disturbed = true,
     .needs = needs,
     .create = create_blas,
     .run = run,
@@ -218,6 +222,7 @@ const bench_engine bench_libmha = {
 const bench_engine bench_xsmm = {
     .name = "xsmm",
     .computes_layer = true,
+    .can_be_disturbed = true,
     .is_here = has_xsmm,
     .needs = needs_packed,
     .create = create_xsmm,

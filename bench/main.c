@@ -1,5 +1,6 @@
 /* mha-bench: libmha beside naive loops and plain BLAS calls, on the same buffers, with the same
  * clock, taking turns. This file owns the walk through the shapes. */
+#include "disturb.h"
 #include "measure.h"
 #include "progress.h"
 #include "report.h"
@@ -47,7 +48,8 @@ int main(int argc, char **argv) {
     perror(options.json);
     return 1;
   }
-  bool good = measure_all(&options, json);
+  bool good = (!options.disturb || bench_disturb_create()) && measure_all(&options, json);
+  bench_disturb_destroy();
   if (json && !close_json(json)) {
     fprintf(stderr, "mha-bench: %s could not be written\n", options.json);
     good = false;

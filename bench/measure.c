@@ -3,6 +3,7 @@
 #include "measure.h"
 
 #include "blas_threads.h"
+#include "disturb.h"
 #include "machine.h"
 #include "progress.h"
 
@@ -88,10 +89,14 @@ static bool call(bench_row *row) {
 }
 
 static int enter_turn(const bench_row *row) {
+  if (row->disturbed)
+    bench_disturb_begin();
   return row->engine->calls_blas ? bench_blas_threads_set(row->threads) : bench_blas_threads();
 }
 
 static void leave_turn(const bench_row *row, const bench_options *options, int blas_threads) {
+  if (row->disturbed)
+    bench_disturb_end();
   if (row->engine->calls_blas)
     bench_blas_threads_set(blas_threads);
   if (row->threads > 1 && options->pause_seconds > 0)
@@ -190,6 +195,16 @@ static bool takes_part(bench_measurement *measurement, const bench_engine *engin
   return false;
 }
 
+static void add_row(bench_measurement *measurement, int engine, void *state, int thread_index,
+                    bool disturbed) {
+  bench_row *row = &measurement->rows[measurement->n_rows++];
+  row->engine = engines_for(measurement)[engine];
+  row->state = state;
+  row->thread_index = thread_index;
+  row->threads = measurement->problem.options->threads[thread_index];
+  row->disturbed = disturbed;
+}
+
 /* Rows stand thread count by thread count, so that those to be compared are neighbours. */
 static void add_rows(bench_measurement *measurement, void *const states[]) {
   const bench_options *options = measurement->problem.options;
@@ -197,11 +212,9 @@ static void add_rows(bench_measurement *measurement, void *const states[]) {
     for (int e = 0; e < BENCH_MAX_ENGINES; e++) {
       if (!states[e])
         continue;
-      bench_row *row = &measurement->rows[measurement->n_rows++];
-      row->engine = engines_for(measurement)[e];
-      row->state = states[e];
-      row->thread_index = t;
-      row->threads = options->threads[t];
+      add_row(measurement, e, states[e], t, false);
+      if (options->disturb && engines_for(measurement)[e]->can_be_disturbed)
+        add_row(measurement, e, states[e], t, true);
     }
 }
 
@@ -247,7 +260,7 @@ bool bench_measure(const bench_options *options, const bench_shape *shape,
 
 void bench_measurement_destroy(bench_measurement *measurement) {
   for (int i = 0; i < measurement->n_rows; i++)
-    if (measurement->rows[i].thread_index == 0)
+    if (measurement->rows[i].thread_index == 0 && !measurement->rows[i].disturbed)
       measurement->rows[i].engine->destroy(measurement->rows[i].state);
   free(measurement->rows);
   free(measurement->reference);
@@ -269,10 +282,10 @@ bench_summary bench_ratio(const bench_row *row, const bench_row *other) {
 }
 
 const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
-                                int threads) {
+                                int threads, bool disturbed) {
   for (int i = 0; i < measurement->n_rows; i++)
     if (strcmp(measurement->rows[i].engine->name, engine) == 0 &&
-        measurement->rows[i].threads == threads)
+        measurement->rows[i].threads == threads && measurement->rows[i].disturbed == disturbed)
       return &measurement->rows[i];
   return NULL;
 }

@@ -6,7 +6,7 @@
 #include "statistics.h"
 
 #define BENCH_MAX_ENGINES 5
-#define BENCH_MAX_ROWS    (BENCH_MAX_ENGINES * BENCH_MAX_THREADS)
+#define BENCH_MAX_ROWS    (2 * BENCH_MAX_ENGINES * BENCH_MAX_THREADS)
 
 /* Largest allowed |difference| between two engines' outputs, in units of the largest |output|. */
 #define BENCH_TOLERANCE 1e-4
@@ -16,6 +16,7 @@ typedef struct bench_row {
   const bench_engine *engine;
   void *state; /* shared by the engine's rows */
   int thread_index, threads;
+  bool disturbed;    /* another process wants one of the CPUs */
   double estimate;   /* seconds of a call, roughly */
   int64_t next_call; /* walks through the sets of weights */
   double difference; /* from the first engine's output, relative; NAN = nothing to compare */
@@ -39,9 +40,9 @@ typedef struct bench_measurement {
  * row's. NAN if `other` is NULL. */
 bench_summary bench_ratio(const bench_row *row, const bench_row *other);
 
-/* The row of the engine of this name with `threads` threads, or NULL. */
+/* The row of the engine of this name with `threads` threads, undisturbed or not, or NULL. */
 const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
-                                int threads);
+                                int threads, bool disturbed);
 
 /* Measures one shape. False after a message on stderr if something failed or engines disagree.
  * Destroy the measurement in either case. */

@@ -41,9 +41,10 @@ static float softmax_row(float *scores, int64_t n) {
   return sum;
 }
 
-/* One query of one head over n keys; k, v point to the head's column in the first row. */
+/* One query of one head over n keys; k, v point to the head's column in the first row, mask to the
+ * query's row or is NULL. */
 static void attend_head(const naive_state *naive, const float *q, const float *k, const float *v,
-                        int64_t n, float *output) {
+                        const uint8_t *mask, int64_t n, float *output) {
   const int64_t width = naive->problem->shape.width;
   const int64_t size = width / naive->problem->shape.heads;
   const float scale = 1.0f / sqrtf((float)size);
@@ -52,7 +53,7 @@ static void attend_head(const naive_state *naive, const float *q, const float *k
     float dot = 0.0f;
     for (int64_t c = 0; c < size; c++)
       dot += q[c] * k[j * width + c];
-    scores[j] = scale * dot;
+    scores[j] = mask && !mask[j] ? -INFINITY : scale * dot;
   }
   const float sum = softmax_row(scores, n);
   for (int64_t c = 0; c < size; c++) {
@@ -72,9 +73,12 @@ static void attend_row(const naive_state *naive, int64_t row, const float *q, fl
   const bench_shape *shape = &naive->problem->shape;
   const int64_t size = shape->width / shape->heads;
   const int64_t first_key = row / shape->length * shape->length * shape->width;
+  const uint8_t *mask = naive->problem->mask;
+  if (mask)
+    mask += row % shape->length * shape->length;
   for (int64_t h = 0; h < shape->heads; h++)
     attend_head(naive, q + h * size, naive->k + first_key + h * size,
-                naive->v + first_key + h * size, visible_keys(shape, row), concat + h * size);
+                naive->v + first_key + h * size, mask, visible_keys(shape, row), concat + h * size);
 }
 
 /* Evenly spaced midpoints, so that causal rows see as many keys as an average row does. */

@@ -183,7 +183,8 @@ bool bench_options_parse(int argc, char **argv, bench_options *options) {
   for (int i = 1; i < argc; i++) {
     bool known = strcmp(argv[i], "--quick") == 0;
     options->help = options->help || strcmp(argv[i], "--help") == 0;
-    if (known || options->help)
+    options->disturb = options->disturb || strcmp(argv[i], "--disturb") == 0;
+    if (known || options->help || strcmp(argv[i], "--disturb") == 0)
       continue;
     if (!take_valued(options, argv, &i, &known))
       return false;
@@ -197,8 +198,8 @@ void bench_options_help(void) {
   puts("mha-bench: libmha beside naive loops and plain BLAS calls, in turns, in one run\n"
        "\n"
        "  --shapes FILE       shapes to measure, one a line: name batch seq past d_model heads\n"
-       "                      causal [kv_heads]; default " MHA_BENCH_SHAPES "\n"
-       "  --shape N,B,L,P,E,H,C[,G]  one shape more (alone: only it), fields as above\n"
+       "                      causal [kv_heads [mask|gaps]]; default " MHA_BENCH_SHAPES "\n"
+       "  --shape N,B,L,P,E,H,C[,G[,K]]  one shape more (alone: only it), fields as above\n"
        "  --only NAMES        of these shapes only NAMES, with commas between\n"
        "  --engines LIST      of naive, composed, libmha, xsmm; default all\n"
        "  --threads LIST      thread counts, all being the BLAS's; default 1,all\n"
@@ -206,6 +207,7 @@ void bench_options_help(void) {
        "  --seconds S         no new round after S seconds per shape, but at least three rounds\n"
        "                      (fewer only by --rounds); default 12\n"
        "  --orientation O     how the matrices lie: in-out (default) or out-in\n"
+       "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
        "  --json FILE         also write JSON lines\n"
        "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
        "\n"

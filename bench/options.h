@@ -24,6 +24,7 @@ typedef struct bench_options {
   size_t rotation_bytes; /* used between two uses of the same weights and cache, where a shape is
                             one row or has a cache */
   bool out_in;           /* matrices lie [out][in] */
+  bool disturb;          /* libmha and xsmm once more, beside another process on one of the CPUs */
   bool help;
 } bench_options;
 

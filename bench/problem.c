@@ -45,7 +45,8 @@ static size_t cache_floats(const bench_shape *shape) {
 
 /* Matrices keep the variance of their input, except that queries get three times the deviation:
  * scores of deviation 3 make rows of softmax that depend on a handful of keys, so that a wrong key
- * shows in the output however long the sequence is. Cached rows have deviation 1, as projected
+ * shows in the output however long the sequence is. Of deviation 30, many of a row lie 87 to 104
+ * below the largest, where exp is subnormal. Cached rows have deviation 1, as projected
  * ones. */
 static void fill_set(const bench_problem *problem, bench_weights *set) {
   const size_t width = (size_t)problem->shape.width;
@@ -54,7 +55,7 @@ static void fill_set(const bench_problem *problem, bench_weights *set) {
   uint64_t state = UINT64_C(0x9e3779b97f4a7c15);
   float *at = set->block;
   fill(problem->input, (size_t)problem->rows * width, 1.0f, &state);
-  fill(at, width * width, 3.0f * deviation, &state);
+  fill(at, width * width, (problem->shape.kind == BENCH_GAPS ? 30.0f : 3.0f) * deviation, &state);
   at += width * width;
   fill(at, (columns - width) * width, deviation, &state);
   at += (columns - width) * width;
@@ -82,6 +83,18 @@ static bool create_set(const bench_problem *problem, bench_weights *set) {
     set->values = at + cache_floats(shape);
   }
   return true;
+}
+
+/* One key in eight is hidden, never a query's own. */
+static bool create_mask(bench_problem *problem) {
+  const int64_t L = problem->shape.length;
+  if (problem->shape.kind != BENCH_MASK)
+    return true;
+  problem->mask = bench_zeroed((size_t)(L * L));
+  for (int64_t i = 0; problem->mask && i < L; i++)
+    for (int64_t j = 0; j < L; j++)
+      problem->mask[i * L + j] = (5 * i + 3 * j) % 8 != 0 || i == j;
+  return problem->mask != NULL;
 }
 
 /* Between two uses of a set the others are used, rotation_bytes in all or more. */
@@ -120,13 +133,14 @@ bool bench_problem_create(const bench_options *options, const bench_shape *shape
   const size_t n = (size_t)problem->rows * (size_t)shape->width;
   problem->input = bench_floats(n);
   problem->output = bench_floats(n);
-  return problem->input && problem->output && create_sets(problem);
+  return problem->input && problem->output && create_mask(problem) && create_sets(problem);
 }
 
 void bench_problem_destroy(bench_problem *problem) {
   for (int64_t i = 0; problem->sets && i < problem->n_sets; i++)
     free(problem->sets[i].block);
   free(problem->sets);
+  free(problem->mask);
   free(problem->input);
   free(problem->output);
 }

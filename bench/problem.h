@@ -20,6 +20,7 @@ typedef struct bench_problem {
   int64_t rows;   /* B·Lq */
   float *input;   /* [B][Lq][E] */
   float *output;  /* [B][Lq][E] */
+  uint8_t *mask;  /* [Lq][Lq], 0 = hidden; NULL if the shape has none */
   bool rotates;   /* every weight is used once, or about once: a single row, or a cache */
   int64_t n_sets; /* copies of the layer: more than one only where rotates is set, so that each
                      call finds its set in memory rather than in a cache of the CPU */

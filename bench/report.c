@@ -20,7 +20,7 @@
 typedef struct line_figures {
   const char *engine;
   int threads, rounds;
-  bool extrapolated;
+  bool extrapolated, disturbed;
   bench_summary time;
   double flops;
   double gflops;
@@ -48,11 +48,12 @@ static bench_summary scaled(bench_summary summary, double factor) {
 /* Comparisons are made round by round, between neighbours in time. */
 static void compare(const bench_measurement *measurement, const bench_row *row,
                     line_figures *figures) {
-  const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads);
-  const bench_row *read = bench_find_row(measurement, "read", row->threads);
-  const bench_row *composed = bench_find_row(measurement, "composed", row->threads);
-  const bench_row *blas = bench_find_row(measurement, bench_libmha.name, row->threads);
-  const bench_row *alone = bench_find_row(measurement, row->engine->name, 1);
+  const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads, false);
+  const bench_row *read = bench_find_row(measurement, "read", row->threads, false);
+  const bench_row *composed = bench_find_row(measurement, "composed", row->threads, false);
+  const bench_row *blas =
+      bench_find_row(measurement, bench_libmha.name, row->threads, row->disturbed);
+  const bench_row *alone = bench_find_row(measurement, row->engine->name, 1, row->disturbed);
   const double work = figures->flops / flops_of(measurement, &bench_sgemm);
   figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
   figures->speedup_one_thread = row->threads == 1 ? NAN : bench_ratio(row, alone).median;
@@ -71,6 +72,7 @@ static line_figures row_figures(const bench_measurement *measurement, const benc
   line_figures figures = {.engine = engine->name,
                           .threads = row->threads,
                           .rounds = row->n_samples,
+                          .disturbed = row->disturbed,
                           .time = bench_summarize(row->samples, row->n_samples),
                           .flops = flops_of(measurement, engine),
                           .speedup_naive = NAN,
@@ -129,7 +131,9 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   const bench_summary *read = &figures->percent_read;
   const bool once = figures->rounds == 1;
   fprintf(file, "%-*s %3d %-9s%c", NAME_WIDTH, shape, figures->threads, figures->engine,
-          figures->extrapolated ? '~' : ' ');
+          figures->extrapolated ? '~'
+          : figures->disturbed  ? '*'
+                                : ' ');
   cell(file, 10, millisecond_decimals(median), median);
   cell(file, 10, millisecond_decimals(minimum), once ? NAN : minimum);
   cell(file, 7, 1, once ? NAN : bench_spread(&figures->time));
@@ -178,7 +182,8 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
           "xsmm over "
           "libmha with as\nmany threads, with its iqr. x 1thr: over one thread. %%read: of the "
           "speed of a plain read of the weights and of the cached keys and "
-          "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed.\n\n",
+          "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed. *: beside "
+          "another process that spins on one\nCPU, ratios to rows of the same kind.\n\n",
           options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
   fprintf(file, "%-*s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %6s %5s %7s %7s %5s %9s\n",
           NAME_WIDTH, "shape", "thr", "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm",
@@ -255,6 +260,7 @@ static void json_line(FILE *file, const bench_measurement *measurement,
   json_integer(file, "threads", figures->threads);
   json_integer(file, "rounds", figures->rounds);
   json_boolean(file, "extrapolated", figures->extrapolated);
+  json_boolean(file, "disturbed", figures->disturbed);
   json_number(file, "median_s", figures->time.median);
   json_number(file, "min_s", figures->time.minimum);
   json_number(file, "quartile1_s", figures->time.quartile1);

@@ -10,8 +10,8 @@
 /* Sizes beyond this are typing errors; below it no product of three overflows an int64_t. */
 #define LARGEST (INT64_C(1) << 20)
 
-/* KV_HEADS may be left out. */
-enum { NAME, BATCH, LENGTH, PAST, WIDTH, HEADS, CAUSAL, KV_HEADS, N_FIELDS };
+/* KIND may be left out, and KV_HEADS before it. */
+enum { NAME, BATCH, LENGTH, PAST, WIDTH, HEADS, CAUSAL, KV_HEADS, KIND, N_FIELDS };
 
 static bool refuse(const char *origin, const char *what, const char *text) {
   fprintf(stderr, "mha-bench: %s: %s: '%s'\n", origin, what, text);
@@ -50,7 +50,14 @@ static int split(char *text, char *fields[], int n_fields) {
 static bool fits(const bench_shape *shape) {
   const bool cached = shape->past > 0;
   return shape->width % shape->heads == 0 && shape->heads % shape->kv_heads == 0 &&
-         (cached ? shape->length == 1 : shape->kv_heads == shape->heads);
+         (cached ? shape->length == 1 : shape->kv_heads == shape->heads) &&
+         (!cached || shape->kind == BENCH_PLAIN);
+}
+
+static bool parse_kind(const char *text, bench_kind *kind) {
+  const bool is_mask = strcmp(text, "mask") == 0;
+  *kind = is_mask ? BENCH_MASK : BENCH_GAPS;
+  return is_mask || strcmp(text, "gaps") == 0;
 }
 
 static bool parse_shape(char *fields[], int n_fields, bench_shape *shape) {
@@ -64,9 +71,10 @@ static bool parse_shape(char *fields[], int n_fields, bench_shape *shape) {
                       parse_number(fields[CAUSAL], 0, 1, &causal);
   shape->causal = causal != 0;
   shape->kv_heads = shape->heads;
+  shape->kind = BENCH_PLAIN;
   return parsed &&
-         (n_fields == KV_HEADS || parse_number(fields[KV_HEADS], 1, LARGEST, &shape->kv_heads)) &&
-         fits(shape);
+         (n_fields <= KV_HEADS || parse_number(fields[KV_HEADS], 1, LARGEST, &shape->kv_heads)) &&
+         (n_fields <= KIND || parse_kind(fields[KIND], &shape->kind)) && fits(shape);
 }
 
 bool bench_shapes_add(bench_shape_list *list, const char *text, const char *origin) {
@@ -76,16 +84,18 @@ bool bench_shapes_add(bench_shape_list *list, const char *text, const char *orig
     return refuse(origin, "the line is too long", text);
   memcpy(copy, text, strlen(text) + 1);
   const int n_fields = split(copy, fields, N_FIELDS);
-  if (n_fields != KV_HEADS && n_fields != N_FIELDS)
-    return refuse(origin, "a shape is name,batch,seq,past,d_model,heads,causal[,kv_heads]", text);
+  if (n_fields < KV_HEADS || n_fields > N_FIELDS)
+    return refuse(
+        origin, "a shape is name,batch,seq,past,d_model,heads,causal[,kv_heads[,mask|gaps]]", text);
   if (list->n == BENCH_MAX_SHAPES)
     return refuse(origin, "there are too many shapes", text);
   if (!parse_shape(fields, n_fields, &list->shapes[list->n]))
-    return refuse(origin,
-                  "sizes are whole numbers from 1 to 2^20, past may be 0, causal is 0 or 1, heads "
-                  "divides d_model, kv_heads divides heads and differs from it only where past is "
-                  "above 0, where seq is 1; a name has up to 23 letters",
-                  text);
+    return refuse(
+        origin,
+        "sizes are whole numbers from 1 to 2^20, past may be 0, causal is 0 or 1, heads "
+        "divides d_model, kv_heads divides heads and differs from it only where past is "
+        "above 0, where seq is 1 and neither mask nor gaps stands; a name has up to 23 letters",
+        text);
   list->n++;
   return true;
 }
@@ -109,9 +119,13 @@ bool bench_shapes_read(bench_shape_list *list, const char *path) {
 
 void bench_shapes_add_quick(bench_shape_list *list) {
   static const bench_shape quick[] = {
-      {"quick-batch", 2, 17, 0, 32, 4, 4, false},     {"quick-causal", 1, 40, 0, 64, 2, 2, true},
-      {"quick-row", 1, 1, 0, 128, 4, 4, false},       {"quick-decode", 1, 1, 7, 32, 4, 4, true},
-      {"quick-decode_gqa", 3, 1, 21, 32, 4, 2, true},
+      {"quick-batch", 2, 17, 0, 32, 4, 4, false, BENCH_PLAIN},
+      {"quick-causal", 1, 40, 0, 64, 2, 2, true, BENCH_PLAIN},
+      {"quick-mask", 2, 20, 0, 32, 2, 2, false, BENCH_MASK},
+      {"quick-gaps", 1, 20, 0, 32, 2, 2, false, BENCH_GAPS},
+      {"quick-row", 1, 1, 0, 128, 4, 4, false, BENCH_PLAIN},
+      {"quick-decode", 1, 1, 7, 32, 4, 4, true, BENCH_PLAIN},
+      {"quick-decode_gqa", 3, 1, 21, 32, 4, 2, true, BENCH_PLAIN},
   };
   for (size_t i = 0; i < sizeof quick / sizeof quick[0]; i++)
     list->shapes[list->n++] = quick[i];

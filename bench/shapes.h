@@ -7,6 +7,13 @@
 
 #define BENCH_MAX_SHAPES 64
 
+/* What is special about a layer's scores. */
+typedef enum bench_kind {
+  BENCH_PLAIN,
+  BENCH_MASK, /* one mask [L][L] for all heads and entries hides an eighth of the keys */
+  BENCH_GAPS  /* scores so far apart that exp is often subnormal */
+} bench_kind;
+
 typedef struct bench_shape {
   char name[24];    /* letters, digits, '_', '-', '.' */
   int64_t batch;    /* B */
@@ -16,6 +23,7 @@ typedef struct bench_shape {
   int64_t heads;    /* H, d = dv = width / H */
   int64_t kv_heads; /* G; fewer than H only where past is above 0 */
   bool causal;
+  bench_kind kind; /* other than plain only without past */
 } bench_shape;
 
 typedef struct bench_shape_list {
@@ -23,8 +31,9 @@ typedef struct bench_shape_list {
   bench_shape shapes[BENCH_MAX_SHAPES];
 } bench_shape_list;
 
-/* Appends "name,batch,seq,past,d_model,heads,causal" and perhaps ",kv_heads", otherwise G = H;
- * commas, tabs and blanks separate. False after a message on stderr that begins with `origin`. */
+/* Appends "name,batch,seq,past,d_model,heads,causal" and perhaps ",kv_heads", otherwise G = H, and
+ * behind that ",mask" or ",gaps"; commas, tabs and blanks separate. False after a message on stderr
+ * that begins with `origin`. */
 bool bench_shapes_add(bench_shape_list *list, const char *text, const char *origin);
 
 /* Appends the lines of a file; empty lines and lines that begin with # are skipped. */

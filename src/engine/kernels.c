@@ -58,8 +58,9 @@ bool mha_kernel_is_possible(const mha_kernel_shape *s) {
 }
 
 static bool is_same(const mha_kernel_shape *a, const mha_kernel_shape *b) {
-  return a->columns == b->columns && a->inner == b->inner && a->a_stride == b->a_stride &&
-         a->b_stride == b->b_stride && a->c_stride == b->c_stride && a->add == b->add;
+  /* what differs most often comes first */
+  return a->inner == b->inner && a->b_stride == b->b_stride && a->columns == b->columns &&
+         a->a_stride == b->a_stride && a->c_stride == b->c_stride && a->add == b->add;
 }
 
 static const mha_kernel *find_in(const batch *kernels, const mha_kernel_shape *shape) {
