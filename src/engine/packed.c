@@ -12,7 +12,7 @@
 #define MHA_PACKED_LONGEST 1024
 #endif
 #ifndef MHA_PACKED_PIECE
-#define MHA_PACKED_PIECE 512
+#define MHA_PACKED_PIECE 128
 #endif
 
 static int64_t piece_of(int64_t in) {

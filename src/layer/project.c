@@ -26,7 +26,7 @@
 /* Packed matrices: nothing is packed for a panel, so it may be smaller; the rows of X and Y that it
  * has stay in a second-level cache. */
 #ifndef MHA_PACKED_PANEL_ROWS
-#define MHA_PACKED_PANEL_ROWS 128
+#define MHA_PACKED_PANEL_ROWS 132 /* eleven times what a kernel takes */
 #endif
 #ifndef MHA_PACKED_PANEL_COLUMNS
 #define MHA_PACKED_PANEL_COLUMNS 256
@@ -97,10 +97,12 @@ static bool is_single_row(const mha_projecting *p) {
   return p->x_shape.batch == 1 && p->x_shape.length == 1 && live > 0;
 }
 
-/* Kernels are for dense rows. */
+/* Kernels are for dense rows. A single one is bound by reading the matrix, and what reads several
+ * of its rows side by side is faster than a packed one from end to end. */
 static bool use_kernels(const mha_context *context, const mha_projecting *p, mha_packed *packed) {
   const mha_projection *w = p->projection;
-  return context->kernels && w->packed && p->x_shape.row_stride == w->in &&
+  const bool is_one = p->x_shape.length == 1 && (p->x_shape.batch == 1 || p->live.counts);
+  return context->kernels && w->packed && !is_one && p->x_shape.row_stride == w->in &&
          (p->cached || p->y_shape.row_stride == w->out) &&
          mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);
 }
