@@ -16,6 +16,12 @@
 #define MHA_OPERATIONS_PER_THREAD 8e6
 #endif
 
+/* Below this a job is short, some milliseconds: what a system lets another process have a core for.
+ */
+#ifndef MHA_OPERATIONS_OF_SHORT_JOB
+#define MHA_OPERATIONS_OF_SHORT_JOB 4e8
+#endif
+
 typedef struct run {
   const mha_task_list *list;
   pthread_t caller;
@@ -79,7 +85,10 @@ mha_status mha_parallel_run(const mha_threads *threads, const mha_task_list *lis
     return MHA_OK;
   const int32_t n = usable_threads(threads, list);
   run r = {.list = list, .caller = pthread_self()};
-  mha_pool_job job = {run_task, &r, list->n_tasks, 0};
+  mha_pool_job job = {.run = run_task,
+                      .argument = &r,
+                      .n_tasks = list->n_tasks,
+                      .is_short = list->operations < MHA_OPERATIONS_OF_SHORT_JOB};
   atomic_init(&r.failure, MHA_OK);
   if (n > 1)
     (void)fegetenv(&r.environment);

@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 /* The ticket: tasks that are left · TASK + workers. */
 #define TASK       (UINT64_C(2) * MHA_POOL_MAX_WORKERS)
@@ -45,6 +46,9 @@ struct mha_pool {
   int32_t n_started; /* threads, those of workers 1 to n_started */
   bool refused;      /* the last thread that was wanted could not be started */
   int looks;
+  int32_t n_alone;    /* short jobs that the caller does alone before it shares one again */
+  int32_t next_alone; /* how many it will be the next time that sharing was slower */
+  int64_t n_own;      /* tasks of the job at hand that the caller did */
   uint32_t generation;
   atomic_uint_fast64_t ticket;
   _Atomic(mha_pool_job *) job;
@@ -94,8 +98,10 @@ static void run_one(mha_pool *pool, int32_t number) {
   mha_pool_job *job = NULL;
   int64_t index = 0;
   const bool taken = take(pool, number, &job, &index);
-  if (taken)
+  if (taken) {
     job->run(job->argument, index, number);
+    pool->n_own += number == 0;
+  }
   mha_gate_leave();
   if (taken)
     count_done(pool, job);
@@ -284,24 +290,62 @@ static void wait_until_done(mha_pool *pool, mha_pool_job *job) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-/* The caller's share, and the end. Tasks that cannot be run count as done. */
-static mha_status finish_job(mha_pool *pool, mha_pool_job *job) {
+/* The caller's share. Tasks that cannot be run count as done. */
+static mha_status run_own_share(mha_pool *pool, mha_pool_job *job) {
   const mha_status status = run_all(pool, 0);
   if (status) {
     const uint64_t left = atomic_exchange(&pool->ticket, 0) / TASK;
     atomic_fetch_add(&job->n_done, (long long)left);
   }
-  wait_until_done(pool, job);
   return status;
+}
+
+/* ---- short jobs ----
+ * A worker whose core another process takes in the middle of a task keeps the caller waiting for as
+ * long as the system lets that process run, which may be many times a short job. Where sharing came
+ * out slower than the caller alone would have been, the next short jobs are not shared: eight times
+ * as many each time, half as many after a job that was worth it, so that it matters little as long
+ * as the core is contended and is soon forgotten afterwards. */
+#define MOST_ALONE 128
+
+static double now(void) {
+  struct timespec t = {0};
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool is_done_alone(mha_pool *pool, const mha_pool_job *job) {
+  if (!job->is_short || pool->n_alone == 0)
+    return false;
+  pool->n_alone--;
+  return true;
+}
+
+/* The caller did n_own tasks in `working` seconds, and the job took `total`. */
+static void judge_sharing(mha_pool *pool, const mha_pool_job *job, double working, double total) {
+  const double alone = working / (double)pool->n_own * (double)job->n_tasks;
+  if (!job->is_short || pool->n_own == 0)
+    return;
+  if (total > alone) {
+    pool->n_alone = pool->next_alone > 0 ? pool->next_alone : 1;
+    pool->next_alone = 8 * pool->n_alone < MOST_ALONE ? 8 * pool->n_alone : MOST_ALONE;
+  } else
+    pool->next_alone /= 2;
 }
 
 mha_status mha_pool_run(mha_pool *pool, mha_pool_job *job, int32_t n_workers) {
   start_missing(pool, n_workers);
-  if (pool->n_started == 0 || (uint64_t)job->n_tasks > MOST_TASKS)
+  if (pool->n_started == 0 || (uint64_t)job->n_tasks > MOST_TASKS || is_done_alone(pool, job))
     return mha_pool_run_alone(job);
+  const double start = now();
+  pool->n_own = 0;
   open_job(pool, job, n_workers);
   wake_workers(pool, n_workers);
-  return finish_job(pool, job);
+  const mha_status status = run_own_share(pool, job);
+  const double working = now() - start;
+  wait_until_done(pool, job);
+  judge_sharing(pool, job, working, now() - start);
+  return status;
 }
 
 /* ---- the caller's loop ---- */
@@ -325,5 +369,7 @@ mha_status mha_pool_run_by(mha_pool *pool, mha_pool_job *job, int32_t n_workers,
   parallel_for(user, n_workers, visit, pool);
   while (atomic_load(&pool->n_visitors) > 0)
     mha_gate_nap();
-  return finish_job(pool, job);
+  const mha_status status = run_own_share(pool, job);
+  wait_until_done(pool, job);
+  return status;
 }
