@@ -101,6 +101,9 @@ set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "${package_of_Runtime} (= ${debian_version})")
 # Only the static library needs them.
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS "libopenblas-dev, libjansson-dev")
+if(has_xsmm)
+  string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS ", libxsmm-dev")
+endif()
 set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION
     "multi-head attention on the CPU - development files
 ${about}

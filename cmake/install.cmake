@@ -14,7 +14,8 @@ foreach(dir IN ITEMS BINDIR LIBDIR INCLUDEDIR MANDIR)
 endforeach()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mha)
 
-# Two exports, because only the static library needs BLAS, jansson and threads where it is linked.
+# Two exports, because only the static library needs BLAS, jansson, threads and perhaps libxsmm where
+# it is linked.
 foreach(kind IN ITEMS shared static)
   set(target mha)
   if(kind STREQUAL "static")
@@ -37,23 +38,30 @@ endforeach()
 
 install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Development)
 
+set(static_dependencies MhaCBLAS MhaJansson)
+if(has_xsmm)
+  list(APPEND static_dependencies MhaXsmm)
+endif()
 configure_package_config_file(cmake/mha-config.cmake.in ${PROJECT_BINARY_DIR}/mha-config.cmake
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO
                               NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 # Until 1.0 each minor release may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/mha-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
-foreach(finder IN ITEMS FindMhaCBLAS FindMhaJansson)
-  configure_file(cmake/${finder}.cmake ${PROJECT_BINARY_DIR}/${finder}.cmake COPYONLY)
+set(finders "")
+foreach(dependency IN LISTS static_dependencies)
+  set(finder ${PROJECT_BINARY_DIR}/Find${dependency}.cmake)
+  configure_file(cmake/Find${dependency}.cmake ${finder} COPYONLY)
+  list(APPEND finders ${finder})
 endforeach()
 install(FILES ${PROJECT_BINARY_DIR}/mha-config.cmake ${PROJECT_BINARY_DIR}/mha-config-version.cmake
-              ${PROJECT_BINARY_DIR}/FindMhaCBLAS.cmake ${PROJECT_BINARY_DIR}/FindMhaJansson.cmake
+              ${finders}
         DESTINATION ${package_dir} COMPONENT Development)
 
 # mha.pc names libraries, never their folders, unless the linker does not look there by itself. What
 # was given as a mere name or as an option stays what it is.
 set(pc_private ${MhaCBLAS_STATIC_FLAGS})
-foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES)
+foreach(library IN LISTS MhaCBLAS_LIBRARIES MhaJansson_LIBRARIES MhaXsmm_LIBRARIES)
   get_filename_component(folder "${library}" DIRECTORY)
   get_filename_component(name "${library}" NAME)
   string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")

@@ -2,7 +2,7 @@
 #
 # mha_tiny: tiles and panels of a few rows, and a second thread for every trifle, so that every
 # border of a tile and every way to share out tasks is met by the small shapes of the tests.
-# mha_plain: the same with plain loops in the BLAS's place: what is left is the library's own, for
+# mha_plain: the same with plain loops in the BLAS's place, and without libxsmm: what is left is the library's own, for
 # tools that cannot look into a BLAS, and a proof that all products go through the one interface.
 # mha_xsmm: contexts that name no engine take MHA_ENGINE_XSMM, and every layer is packed, so that the
 # same programs test the other engine. mha_xsmm_tiny: the same with tiny tiles.
@@ -14,6 +14,11 @@ set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_
                      MHA_PACKED_PANEL_COLUMNS=64 MHA_PACKED_LONGEST=16 MHA_PACKED_PIECE=8)
 set(xsmm_definitions MHA_DEFAULT_ENGINE=MHA_ENGINE_XSMM MHA_ALWAYS_PACK=1)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
+list(FILTER variant_sources EXCLUDE REGEX "/engine/(without_)?xsmm[.]c$")
+set(generator ${PROJECT_SOURCE_DIR}/src/engine/without_xsmm.c)
+if(has_xsmm)
+  set(generator ${PROJECT_SOURCE_DIR}/src/engine/xsmm.c)
+endif()
 
 function(mha_variant name)
   add_library(${name} STATIC ${variant_sources} ${ARGN})
@@ -27,18 +32,18 @@ function(mha_variant name)
   mha_compile_strictly(${name})
 endfunction()
 
-mha_variant(mha_tiny)
+mha_variant(mha_tiny ${generator})
 target_compile_definitions(mha_tiny PRIVATE ${tiny_definitions})
 target_link_libraries(mha_tiny PRIVATE mha::cblas)
-mha_variant(mha_plain support/plain_blas.c)
+mha_variant(mha_plain support/plain_blas.c ${PROJECT_SOURCE_DIR}/src/engine/without_xsmm.c)
 target_compile_definitions(mha_plain PRIVATE ${tiny_definitions})
 target_include_directories(mha_plain PRIVATE ${blas_include_dir})
 target_compile_options(mha_plain PRIVATE ${blas_options})
 
 if(has_xsmm)
-  mha_variant(mha_xsmm)
+  mha_variant(mha_xsmm ${generator})
   target_compile_definitions(mha_xsmm PRIVATE ${xsmm_definitions})
-  mha_variant(mha_xsmm_tiny)
+  mha_variant(mha_xsmm_tiny ${generator})
   target_compile_definitions(mha_xsmm_tiny PRIVATE ${xsmm_definitions} ${tiny_definitions})
   foreach(variant IN ITEMS mha_xsmm mha_xsmm_tiny)
     target_link_libraries(${variant} PRIVATE mha::cblas)
@@ -70,7 +75,8 @@ set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_li
                      process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits attention/attend attention/few layer/forward api/properties)
+        cache/generation_limits attention/attend attention/few layer/forward api/properties
+        api/engines)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow

@@ -81,8 +81,7 @@ void mha_attention_lend(const mha_core *core, int32_t worker, mha_block *block) 
 
 /* ---- the list of tasks ---- */
 
-/* Query tiles of one head over all entries. Packed sequences have no common length: entry b owns
- * the slots from floor(start/T) + b on, T the tile, which are always enough for its rows. */
+/* Query tiles of one head over all entries. */
 static bool slots_per_head(const mha_cut_sizes *s, int64_t *slots) {
   const int64_t T = mha_cut_call(s).queries;
   const int64_t tiles = s->Lq / T;
@@ -98,24 +97,6 @@ static bool task_limit(const mha_cut_sizes *s, int64_t *tasks) {
   return slots_per_head(s, tasks) && mha_multiply(*tasks, s->H, tasks);
 }
 
-static int64_t first_slot(const mha_core *core, int64_t b) {
-  return core->visibility.query_starts[b] / core->cut.queries + b;
-}
-
-/* The entry that owns a slot: the last one whose first slot is not behind it. */
-static int64_t packed_entry(const mha_core *core, int64_t slot) {
-  int64_t low = 0;
-  int64_t high = core->visibility.B;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (first_slot(core, middle) <= slot)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 /* Sets b, h, i and n of a task's block; n may come out as 0 or less: a slot without work. */
 static void locate_tile(const mha_core *core, int64_t index, mha_block *k) {
   const mha_visibility *v = &core->visibility;
@@ -129,8 +110,8 @@ static void locate_tile(const mha_core *core, int64_t index, mha_block *k) {
   k->h = index / slots;
   k->heads = 1;
   if (sizes.packed) {
-    k->b = packed_entry(core, slot);
-    k->i = (slot - first_slot(core, k->b)) * T;
+    k->b = mha_slot_owner(v->query_starts, T, v->B, slot);
+    k->i = (slot - mha_slot_first(v->query_starts, T, k->b)) * T;
     k->n = mha_min(mha_query_count(v, k->b) - k->i, T);
   } else {
     const int64_t tiles = slots / v->B;

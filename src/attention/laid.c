@@ -52,13 +52,16 @@ int64_t mha_laid_column(const mha_core *core, mha_range keys) {
 
 /* ---- where keys lie ---- */
 
-/* Blocks of one key head. Packed sequences own the blocks from floor(start/n) + b on; otherwise an
- * entry's keys may begin and end within a block. */
+/* An entry's keys may begin and end within a block. */
+static int64_t blocks_per_entry(int64_t span) {
+  return span / MHA_KEY_BLOCK + 2;
+}
+
+/* Blocks of one key head; those of packed sequences are slots. */
 static bool block_count(const mha_cut_sizes *s, int64_t *blocks) {
-  const int64_t whole = s->span / MHA_KEY_BLOCK;
   if (s->packed)
-    return mha_add(whole, s->B, blocks);
-  return mha_multiply(s->B, whole + 2, blocks);
+    return mha_add(s->span / MHA_KEY_BLOCK, s->B, blocks);
+  return mha_multiply(s->B, blocks_per_entry(s->span), blocks);
 }
 
 size_t mha_laid_plan(const mha_cut_sizes *s, mha_layout *layout) {
@@ -70,8 +73,8 @@ size_t mha_laid_plan(const mha_cut_sizes *s, mha_layout *layout) {
 
 static int64_t first_block(const mha_core *core, int64_t b) {
   const mha_visibility *v = &core->visibility;
-  return v->key_starts ? v->key_starts[b] / MHA_KEY_BLOCK + b
-                       : b * (mha_key_span(v) / MHA_KEY_BLOCK + 2);
+  return v->key_starts ? mha_slot_first(v->key_starts, MHA_KEY_BLOCK, b)
+                       : b * blocks_per_entry(mha_key_span(v));
 }
 
 /* The block of entry b and key head g that holds key j. */
@@ -124,19 +127,10 @@ static void lay_out_block(const mha_core *core, int64_t b, int64_t g, mha_range 
   }
 }
 
-/* Packed: the last entry whose first block is not behind this one. */
 static int64_t entry_of(const mha_core *core, int64_t block) {
   const mha_visibility *v = &core->visibility;
-  int64_t low = 0;
-  int64_t high = v->B;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (first_block(core, middle) <= block)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+  return v->key_starts ? mha_slot_owner(v->key_starts, MHA_KEY_BLOCK, v->B, block)
+                       : block / blocks_per_entry(mha_key_span(v));
 }
 
 /* One task: a block of keys, all key heads, in the order in which rows lie. */

@@ -57,6 +57,25 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
   return cut;
 }
 
+/* ---- slots of packed sequences ---- */
+
+int64_t mha_slot_first(const int64_t *starts, int64_t size, int64_t b) {
+  return starts[b] / size + b;
+}
+
+int64_t mha_slot_owner(const int64_t *starts, int64_t size, int64_t B, int64_t slot) {
+  int64_t low = 0;
+  int64_t high = B;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (mha_slot_first(starts, size, middle) <= slot)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 /* ---- the walk ---- */
 
 static int64_t clip(int64_t x, mha_range to) {

@@ -91,6 +91,13 @@ int64_t mha_cut_most_few(int64_t Lq, int64_t span);
 /* The most keys, up to `span`, over which a call of up to Lq queries may be cut as one of many. */
 int64_t mha_cut_most_span_of_many(int64_t Lq, int64_t span);
 
+/* Packed sequences have no common length. Entry b owns the slots of `size` rows from this one on,
+ * which are always enough for its rows: floor(starts[b]/size) + b. */
+int64_t mha_slot_first(const int64_t *starts, int64_t size, int64_t b);
+
+/* The entry that owns a slot: the last one whose first slot is not behind it. */
+int64_t mha_slot_owner(const int64_t *starts, int64_t size, int64_t B, int64_t slot);
+
 /* Queries [i, i + n) of entry b on their way over key tiles. */
 typedef struct mha_tile_walk {
   const mha_visibility *visibility;

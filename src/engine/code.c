@@ -11,14 +11,17 @@ void *mha_code_reserve(size_t bytes) {
   return code == MAP_FAILED ? NULL : code;
 }
 
-size_t mha_code_seal(void *code, size_t bytes, size_t used) {
+size_t mha_code_kept(size_t used) {
   const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  const size_t kept = (used + page - 1) / page * page;
+  return (used + page - 1) / page * page;
+}
+
+bool mha_code_seal(void *code, size_t bytes, size_t kept) {
   if (mprotect(code, kept, PROT_READ | PROT_EXEC) != 0)
-    return 0;
+    return false;
   if (kept < bytes)
     (void)munmap((char *)code + kept, bytes - kept);
-  return kept;
+  return true;
 }
 
 void mha_code_release(void *code, size_t bytes) {

@@ -12,17 +12,23 @@
 /* Larger sizes and strides are left to the BLAS: a kernel's addresses are 32 bits wide. */
 #define LARGEST ((int64_t)1 << 20)
 
-/* Room for the code of one number of rows: the most that the generator makes, and what it makes on
- * average at most. */
-#define MOST_CODE    131072
-#define AVERAGE_CODE 4096
+/* The most code that the generator makes for one number of rows; mostly it is a hundredth. */
+#define MOST_CODE 131072
+
+/* Code lies in chunks, each with what follows at its begin. */
+#define CHUNK_BYTES ((size_t)2 * MOST_CODE)
+typedef struct chunk chunk;
+struct chunk {
+  chunk *next;
+  size_t bytes; /* of the whole chunk */
+  size_t used;
+};
 
 typedef struct batch batch;
 struct batch {
   batch *next;
   size_t bytes; /* of this block */
-  void *code;
-  size_t code_bytes;
+  chunk *chunks;
   int n;
   mha_kernel kernels[];
 };
@@ -95,35 +101,68 @@ static void collect_missing(const mha_kernels *kernels, const mha_kernel_shape *
       missing->kernels[missing->n++].shape = shapes[k];
 }
 
-/* Generates the code of one kernel behind what the batch has, by way of `staging`. */
-static bool generate_kernel(batch *b, mha_kernel *kernel, char *staging, size_t room) {
+static void release_chunks(chunk *first) {
+  while (first) {
+    chunk *next = first->next;
+    mha_code_release(first, first->bytes);
+    first = next;
+  }
+}
+
+static size_t rounded_up(size_t bytes) {
+  return (bytes + MHA_ALIGNMENT - 1) / MHA_ALIGNMENT * MHA_ALIGNMENT;
+}
+
+/* Nothing is added to the batch's latest chunk any more. */
+static bool seal(const batch *b) {
+  chunk *latest = b->chunks;
+  if (!latest)
+    return true;
+  const size_t before = latest->bytes;
+  latest->bytes = mha_code_kept(latest->used);
+  if (mha_code_seal(latest, before, latest->bytes))
+    return true;
+  latest->bytes = before;
+  return false;
+}
+
+/* A place for `bytes` bytes of code; NULL = there is none. */
+static char *find_place(batch *b, size_t bytes) {
+  chunk *latest = b->chunks;
+  if (!latest || bytes > latest->bytes - latest->used) {
+    chunk *added = seal(b) ? mha_code_reserve(CHUNK_BYTES) : NULL;
+    if (!added)
+      return NULL;
+    const chunk empty = {latest, CHUNK_BYTES, rounded_up(sizeof *added)};
+    *added = empty;
+    b->chunks = latest = added;
+  }
+  char *place = (char *)latest + latest->used;
+  latest->used += rounded_up(bytes);
+  return place;
+}
+
+/* Generates the code of one kernel, by way of `staging`. */
+static bool generate_kernel(batch *b, mha_kernel *kernel, char *staging) {
   for (int rows = 1; rows <= MHA_KERNEL_ROWS; rows++) {
     const size_t bytes = mha_xsmm_generate(&kernel->shape, rows, staging, MOST_CODE);
-    char *place = (char *)b->code + b->code_bytes;
-    if (bytes == 0 || bytes > room - b->code_bytes)
+    char *place = bytes > 0 ? find_place(b, bytes) : NULL;
+    if (!place)
       return false;
     memcpy(place, staging, bytes);
     memcpy(&kernel->by_rows[rows - 1], &place, sizeof place); /* data becomes a function */
-    b->code_bytes += (bytes + MHA_ALIGNMENT - 1) / MHA_ALIGNMENT * MHA_ALIGNMENT;
-    b->code_bytes = b->code_bytes < room ? b->code_bytes : room;
   }
   return true;
 }
 
 static bool generate(batch *b, char *staging) {
-  const size_t room = (size_t)b->n * MHA_KERNEL_ROWS * AVERAGE_CODE;
-  b->code = mha_code_reserve(room);
-  if (!b->code)
-    return false;
-  for (int k = 0; k < b->n; k++)
-    if (!generate_kernel(b, &b->kernels[k], staging, room)) {
-      mha_code_release(b->code, room);
-      return false;
-    }
-  b->code_bytes = mha_code_seal(b->code, room, b->code_bytes);
-  if (b->code_bytes == 0)
-    mha_code_release(b->code, room);
-  return b->code_bytes > 0;
+  bool good = true;
+  for (int k = 0; good && k < b->n; k++)
+    good = generate_kernel(b, &b->kernels[k], staging);
+  good = good && seal(b);
+  if (!good)
+    release_chunks(b->chunks);
+  return good;
 }
 
 static bool add_batch(mha_kernels *kernels, const mha_kernel_shape *shapes, int n) {
@@ -172,7 +211,7 @@ void mha_kernels_undo(mha_kernels *kernels, const void *mark) {
   while (kernels->batches != mark) {
     batch *b = kernels->batches;
     kernels->batches = b->next;
-    mha_code_release(b->code, b->code_bytes);
+    release_chunks(b->chunks);
     mha_memory_release(&kernels->allocator, b, b->bytes);
   }
 }

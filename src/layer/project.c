@@ -101,7 +101,7 @@ static bool is_single_row(const mha_projecting *p) {
  * of its rows side by side is faster than a packed one from end to end. */
 static bool use_kernels(const mha_context *context, const mha_projecting *p, mha_packed *packed) {
   const mha_projection *w = p->projection;
-  const bool is_one = p->x_shape.length == 1 && (p->x_shape.batch == 1 || p->live.counts);
+  const bool is_one = p->x_shape.length == 1 && p->x_shape.batch == 1;
   return context->kernels && w->packed && !is_one && p->x_shape.row_stride == w->in &&
          (p->cached || p->y_shape.row_stride == w->out) &&
          mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);

@@ -67,6 +67,83 @@ static void rows_of_exp_are_exp_and_sum(void **state) {
   }
 }
 
+/* Of a maximum that is none: exp beyond 1, and the largest of what was there. */
+static void exp_finds_the_maximum_on_the_way(void **state) {
+  (void)state;
+  test_random random;
+  test_random_seed(&random, 12);
+  for (size_t k = 0; k < N_LENGTHS; k++) {
+    const int64_t n = lengths[k];
+    const float factor = 0.37f;
+    const float max = -20.0f;
+    float row[ROW], before[ROW], largest = 0;
+    double sum = 0;
+    test_note("n = %d", (int)n);
+    test_fill_normal(&random, row, ROW, 30);
+    memcpy(before, row, sizeof row);
+    const float got = mha_row_exp_max(row, n, factor, max, &largest);
+    assert_true(largest == mha_row_max(before, n));
+    for (int64_t j = 0; j < n; j++) {
+      const double x = (double)factor * (double)before[j] - (double)max;
+      const double right = exp(x);
+      test_near("exp", (double)row[j], right < FLT_MIN ? 0 : right,
+                right * (fabs(x) + 20 + 8) * ldexp(1, -24));
+      sum += (double)row[j];
+    }
+    test_near("sum", (double)got, sum, sum * 16 * ldexp(1, -24));
+    for (int64_t j = n; j < ROW; j++)
+      assert_true(test_equal_bits(row[j], before[j]));
+  }
+}
+
+/* The largest score, though its product is not rounded before the subtraction, gives exactly 1. */
+static void the_largest_score_has_weight_one(void **state) {
+  (void)state;
+  test_random random;
+  test_random_seed(&random, 13);
+  for (int trial = 0; trial < 2000; trial++) {
+    float row[40];
+    const float factor = (float)test_random_uniform(&random, 0.01, 3);
+    test_fill_normal(&random, row, 40, trial % 2 ? 10 : 1e8);
+    const float score = mha_row_max(row, 40);
+    const float max = factor * score;
+    int64_t at = 0;
+    while (row[at] != score)
+      at++;
+    (void)mha_row_exp(row, 40, factor, max);
+    assert_true(row[at] == 1.0f);
+  }
+}
+
+static void nan_stays_nan_in_either_exp(void **state) {
+  (void)state;
+  const uint32_t payloads[] = {0x7fc00000, 0x7fc00001, 0x7fc5a5a5, 0xffffffff, 0x7fffffff};
+  for (size_t k = 0; k < sizeof payloads / sizeof *payloads; k++)
+    for (int at = 0; at < 35; at++) {
+      float row[35] = {0};
+      float largest = 0;
+      memcpy(&row[at], &payloads[k], sizeof row[at]);
+      assert_true(isnan(mha_row_exp_max(row, 35, 0.5f, 1.0f, &largest)));
+      assert_true(isnan(row[at]) && largest == 0.0f);
+      memset(row, 0, sizeof row);
+      memcpy(&row[at], &payloads[k], sizeof row[at]);
+      assert_true(isnan(mha_row_exp(row, 35, 0.5f, 1.0f)) && isnan(row[at]));
+    }
+}
+
+static void lowered_rows_have_no_subnormal_numbers(void **state) {
+  (void)state;
+  float row[ROW], before[ROW];
+  for (int j = 0; j < ROW; j++)
+    row[j] = before[j] = ldexpf(1.5f, -j % 140);
+  row[5] = before[5] = NAN;
+  mha_row_lower(row, ROW, 0.25f);
+  for (int j = 0; j < ROW; j++) {
+    const float right = 0.25f * before[j];
+    assert_true(j == 5 ? isnan(row[j]) : row[j] == (right < FLT_MIN ? 0.0f : right));
+  }
+}
+
 static void weights_below_the_normal_numbers_are_zero(void **state) {
   (void)state;
   float row[ROW];
@@ -174,6 +251,10 @@ int main(void) {
       cmocka_unit_test(exp_is_right_over_its_whole_range),
       cmocka_unit_test(exp_at_its_borders),
       cmocka_unit_test(rows_of_exp_are_exp_and_sum),
+      cmocka_unit_test(exp_finds_the_maximum_on_the_way),
+      cmocka_unit_test(the_largest_score_has_weight_one),
+      cmocka_unit_test(nan_stays_nan_in_either_exp),
+      cmocka_unit_test(lowered_rows_have_no_subnormal_numbers),
       cmocka_unit_test(weights_below_the_normal_numbers_are_zero),
       cmocka_unit_test(the_maximum_stands_anywhere),
       cmocka_unit_test(the_maximum_passes_over_nan),
