@@ -29,6 +29,20 @@ string(REGEX MATCH "Copyright \\(c\\) ([^\n]+)\n+(.*)\n$" ignored "${licence}")
 set(holder "${CMAKE_MATCH_1}")
 string(REGEX REPLACE "\n" "\n " licence " ${CMAKE_MATCH_2}")
 string(REGEX REPLACE "\n \n" "\n .\n" licence "${licence}")
+# Code of libxsmm in the shared library brings its licence along, as Debian's package of it has it.
+set(xsmm_copyright "")
+if(has_xsmm)
+  set(theirs /usr/share/doc/libxsmm-dev/copyright)
+  if(NOT EXISTS ${theirs})
+    message(FATAL_ERROR "MHA_DEBIAN with libxsmm needs its licence, ${theirs}; or set MHA_XSMM=OFF.")
+  endif()
+  file(READ ${theirs} text)
+  string(REGEX REPLACE "^.*\nLicense: BSD-3-Clause\n " "License: BSD-3-Clause\n " text "${text}")
+  string(CONCAT xsmm_copyright "\nFiles: libxsmm/*\n"
+         "Copyright: 2009-2018, Intel Corporation\n"
+         "License: BSD-3-Clause\n"
+         "Comment: Parts of libxsmm's generator are linked into libmha.so.\n\n${text}")
+endif()
 configure_file(cmake/debian/copyright.in ${debian_dir}/copyright @ONLY)
 string(TIMESTAMP date "%a, %d %b %Y %H:%M:%S +0000" UTC) # or SOURCE_DATE_EPOCH
 

@@ -1,6 +1,7 @@
 /**
  * @file mha.h
- * libmha: multi-head attention on the CPU, every matrix product a CBLAS call.
+ * libmha: multi-head attention on the CPU, every matrix product a CBLAS call (unless a context asks
+ * for another engine, MHA_ENGINE_XSMM).
  *
  * What it computes, in five steps:
  *
@@ -81,7 +82,8 @@
  * program's products at the same time are not protected.
  *
  * Promised: the same call gives the same bits, whatever the number of threads, within one process,
- * one BLAS and one core type, while nobody else changes the BLAS's thread count during the call.
+ * one BLAS, one core type and one engine, while nobody else changes the BLAS's thread count during
+ * the call.
  * Not promised: the same bits across versions, machines or BLAS libraries, nor between two
  * spellings of one mask; those agree within rounding.
  */
@@ -304,9 +306,9 @@ typedef enum mha_orientation {
  * changes them, while no call on any thread uses the layer: the next one computes with what it
  * finds there, as a layer made anew would. That goes for matrices, biases, norm weights and sinks,
  * and for the rotary tables, which are borrowed always. Nothing that is made of them is kept, but
- * for what MHA_PACK_WEIGHTS packs, which does not change with them; what
- * is kept is the config, with the scale and the frequencies that follow from it. What creation
- * checks, that no sink is NaN or +inf, is not checked again.
+ * for what MHA_PACK_WEIGHTS packs, which does not change with them; what is kept is the config,
+ * with the scale and the frequencies that follow from it. What creation checks, that no sink is NaN
+ * or +inf, is not checked again.
  */
 typedef enum mha_ownership {
   MHA_COPY = 0,  /**< the weights object copies them; yours may go after mha_weights_create */
@@ -1114,8 +1116,9 @@ MHA_API int32_t mha_version_number(void);
 
 /**
  * Describes this build and machine in lines "key: value": version, blas, blas_threading,
- * blas_threads, blas_core, instruction_set. Writes at most `bytes` bytes, zero included, and
- * returns the length of the whole text, as snprintf does; `text` may be NULL if `bytes` is 0.
+ * blas_threads, blas_core, instruction_set, engines, and xsmm: the instruction set of its kernels
+ * or why there are none. Writes at most `bytes` bytes, zero included, and returns the length of the
+ * whole text, as snprintf does; `text` may be NULL if `bytes` is 0.
  */
 MHA_API size_t mha_build_info(char *text, size_t bytes);
 

@@ -20,6 +20,8 @@ function(only pattern allowed)
 endfunction()
 
 only("cblas\\.h|cblas_[a-z]+|openblas_|bli_[a-z]" "^src/engine/blas\\.c$")
+only("libxsmm_[a-z]|LIBXSMM_[A-Z]" "^src/engine/xsmm\\.c$")
+only("(mmap|mprotect|munmap) *\\(" "^src/(engine/code|engine/blas_threads|files/mapping)\\.c$")
 only("omp\\.h|omp_[a-z]+|#pragma omp" "^src/runtime/openmp\\.c$")
 only("(malloc|calloc|realloc|aligned_alloc|posix_memalign|free|strdup) *\\("
      "^src/base/memory\\.c$|^src/cli/")
