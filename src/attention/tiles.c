@@ -36,12 +36,13 @@ int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed) {
 
 mha_cut mha_cut_call(const mha_cut_sizes *s) {
   if (!is_few(s->Lq, s->span, s->packed)) {
-    const int64_t keys = s->laid ? MHA_LAID_TILE : MHA_KEY_TILE;
+    static const int64_t keys[] = {MHA_KEY_TILE, MHA_LAID_TILE};
+    static const int64_t queries[] = {MHA_QUERY_TILE, MHA_LAID_QUERIES};
     const mha_cut many = {.laid = s->laid,
                           .heads = 1,
-                          .queries = s->laid ? MHA_LAID_QUERIES : MHA_QUERY_TILE,
-                          .tile_keys = keys,
-                          .product_keys = keys,
+                          .queries = queries[s->laid],
+                          .tile_keys = keys[s->laid],
+                          .product_keys = keys[s->laid],
                           .parts = 1};
     return many;
   }

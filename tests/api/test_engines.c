@@ -342,9 +342,11 @@ static void scores_may_rise_as_they_like(void **state) {
     for (size_t s = 0; s < sizeof steps / sizeof *steps; s++)
       for (size_t f = 0; f < sizeof scales / sizeof *scales; f++)
         for (int64_t tile = 64; tile <= 512; tile *= 8) {
-          for (int64_t j = 0; j < N; j++) /* each key has a neighbour of the same score */
-            scores[j] =
-                (float)(steps[s] * (double)(j / tile) + 0.1 * (double)(j / 2 % 50)) / scales[f];
+          for (int64_t j = 0; j < N; j++) {
+            const int64_t step = j / tile;
+            const int64_t pair = j / 2 % 50; /* each key has a neighbour of the same score */
+            scores[j] = (float)(steps[s] * (double)step + 0.1 * (double)pair) / scales[f];
+          }
           test_note("engine %d, steps of %g every %d keys, scale %g", engine, steps[s], (int)tile,
                     (double)scales[f]);
           expect_softmax((mha_engine_choice)engine, scores, N, scales[f]);
