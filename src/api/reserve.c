@@ -60,7 +60,10 @@ static int list_strides(const mha_weights *weights, const mha_cut_sizes *s,
     ways[0] = mha_scratch_strides(weights);
     return 1;
   }
-  const mha_laid_strides all[MOST_WAYS] = {{s->H * s->d, s->G * s->dv}, {s->d, s->dv}, {0, 0}};
+  mha_laid_strides side_by_side = {0, 0};
+  if (!mha_multiply(s->H, s->d, &side_by_side.q) || !mha_multiply(s->G, s->dv, &side_by_side.v))
+    side_by_side.q = 0; /* too far apart for a kernel */
+  const mha_laid_strides all[MOST_WAYS] = {side_by_side, {s->d, s->dv}, {0, 0}};
   memcpy(ways, all, sizeof all);
   return MOST_WAYS;
 }

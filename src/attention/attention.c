@@ -28,6 +28,7 @@
 typedef struct tile_scratch {
   float *scores;     /* [rows][score_stride] */
   float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
+  float *spare;      /* [keys], the scores of one row */
   float *poison;     /* [rows], see poison.h; of a task that finishes its rows itself */
   float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0; rows
                         mha_poison_stride apart */
@@ -53,6 +54,7 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   mha_scratch_offsets at;
   at.scores = mha_layout_add(layout, sizeof(float), heads, queries, columns);
   at.correction = mha_layout_add(layout, sizeof(float), heads, queries, 1);
+  at.spare = mha_layout_add(layout, sizeof(float), columns, 1, 1);
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.values = mha_layout_add(layout, sizeof(float), columns, value_columns, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
@@ -65,10 +67,10 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
 static tile_scratch worker_scratch(const mha_core *core, int32_t worker) {
   const mha_scratch_offsets *at = &core->scratch_at;
   char *base = core->scratch + (size_t)worker * core->scratch_bytes;
-  const tile_scratch s = {(void *)(base + at->scores), (void *)(base + at->correction),
-                          (void *)(base + at->poison), (void *)(base + at->values),
-                          (void *)(base + at->kinds),  (void *)(base + at->fetched),
-                          (void *)(base + at->output)};
+  const tile_scratch s = {(void *)(base + at->scores),  (void *)(base + at->correction),
+                          (void *)(base + at->spare),   (void *)(base + at->poison),
+                          (void *)(base + at->values),  (void *)(base + at->kinds),
+                          (void *)(base + at->fetched), (void *)(base + at->output)};
   return s;
 }
 
@@ -169,6 +171,7 @@ static void place_rows(task *t) {
   const mha_core *core = t->rows.core;
   mha_block *k = &t->rows.block;
   t->rows.correction = t->scratch.correction;
+  t->rows.spare = t->scratch.spare;
   if (mha_parts_are_left(core)) {
     mha_parts_place(&t->rows, t->part);
     return;
@@ -189,9 +192,8 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
   for (int64_t g = 0; !status && g < mha_block_groups(core, tile); g++) {
     const mha_block group = mha_block_group(core, tile, g);
     mha_poison_replace(core, &group, keys, t->scratch.values, t->scratch.kinds);
-    status = mha_rows_advance(&t->rows, &group, keys);
-    if (!status)
-      status = mha_block_accumulate(core, &group, keys, t->scratch.values, mha_poison_stride(core));
+    mha_rows_advance(&t->rows, &group, keys);
+    status = mha_block_accumulate(core, &group, keys, t->scratch.values, mha_poison_stride(core));
   }
   return status;
 }
@@ -199,13 +201,13 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
 /* One key tile for the rows that see any of it. */
 static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys) {
   const mha_block tile = mha_block_tile(t->rows.core, &t->rows.block, rows, keys);
-  mha_status status = mha_block_scores(t->rows.core, &tile, keys);
+  const mha_status status = mha_block_scores(t->rows.core, &tile, keys);
   if (status)
     return status;
   if (t->rows.kinds)
     return accumulate_replaced(t, &tile, keys);
-  status = mha_rows_advance(&t->rows, &tile, keys);
-  return status ? status : mha_block_accumulate(t->rows.core, &tile, keys, NULL, 0);
+  mha_rows_advance(&t->rows, &tile, keys);
+  return mha_block_accumulate(t->rows.core, &tile, keys, NULL, 0);
 }
 
 static mha_status attend_keys(const task *t) {

@@ -16,7 +16,7 @@ typedef struct mha_heads {
 
 /* Offsets of a worker's arrays within its scratch, see attention.c. */
 typedef struct mha_scratch_offsets {
-  size_t scores, correction, poison, values, kinds, fetched, output;
+  size_t scores, correction, spare, poison, values, kinds, fetched, output;
 } mha_scratch_offsets;
 
 /* Kernels for P·V by 2^step keys. */

@@ -23,7 +23,8 @@ static mha_kernel_shape value_shape(int64_t dv, int64_t v_stride, int step) {
 
 /* Heads side by side or one after the other: what a reserve can foresee. */
 static bool is_dense(int64_t stride, int64_t heads, int64_t size) {
-  return stride == heads * size || stride == size;
+  int64_t side_by_side = 0;
+  return stride == size || (mha_multiply(heads, size, &side_by_side) && stride == side_by_side);
 }
 
 int mha_laid_shapes(const mha_cut_sizes *sizes, const mha_laid_strides *strides,

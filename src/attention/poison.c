@@ -44,11 +44,12 @@ void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range 
 void mha_poison_remember(float *poison, const uint8_t *kinds, float factor, const float *scores,
                          int64_t n) {
   for (int64_t j = 0; j < n; j++) {
-    if (kinds[j] == MHA_VALUE_FINITE || scores[j] == -INFINITY)
+    const float score = factor * scores[j];
+    if (kinds[j] == MHA_VALUE_FINITE || score == -INFINITY)
       continue;
-    const float score = kinds[j] == MHA_VALUE_NAN ? INFINITY : factor * scores[j];
-    if (score > *poison)
-      *poison = score;
+    const float counts = kinds[j] == MHA_VALUE_NAN ? INFINITY : score;
+    if (counts > *poison)
+      *poison = counts;
   }
 }
 

@@ -48,9 +48,10 @@ static void clear_hidden(float *row, mha_range keys, mha_range mine) {
   memset(row + (mine.end - keys.begin), 0, (size_t)(keys.end - mine.end) * sizeof *row);
 }
 
-/* Largest visible score. NaN if NaN is visible and nothing else is: such a row is not empty. */
-static float visible_max(const float *scores, int64_t n) {
-  const float max = mha_row_max(scores, n);
+/* Largest visible score, `factor` included. NaN if NaN is visible and nothing else is: such a row
+ * is not empty. */
+static float visible_max(const float *scores, int64_t n, float factor) {
+  const float max = factor * mha_row_max(scores, n);
   if (max == -INFINITY)
     for (int64_t j = 0; j < n; j++)
       if (isnan(scores[j]))
@@ -60,8 +61,9 @@ static float visible_max(const float *scores, int64_t n) {
 
 /* A tile of a row in one pass takes the maximum so far as if the tile could not exceed it, and
  * looks for the tile's own on the way. If that rises, what was made is brought down to it; unless
- * it rises so far that exp may have overflowed. Of larger scores half a unit in the last place, by
- * which an unrounded product may exceed them, would show in exp. */
+ * it rises so far that exp may have overflowed: then the scores, of which a copy is kept, take two
+ * passes. Of larger scores half a unit in the last place, by which an unrounded product may exceed
+ * them, would show in exp. Under ALiBi scores rise from tile to tile. */
 #define LARGEST_RISE         60.0f
 #define LARGEST_FOR_ONE_PASS 1e6f
 
@@ -70,7 +72,7 @@ static float visible_max(const float *scores, int64_t n) {
 static void advance_in_two_passes(const mha_rows *rows, int64_t row, float factor, float *scores,
                                   int64_t n) {
   const float before = rows->max[row];
-  const float tile_max = factor * visible_max(scores, n);
+  const float tile_max = visible_max(scores, n, factor);
   const float now = tile_max > before || isnan(tile_max) ? tile_max : before;
   if (now == -INFINITY) { /* nothing visible so far: exp(-inf - -inf) would be NaN */
     memset(scores, 0, (size_t)n * sizeof *scores);
@@ -82,15 +84,18 @@ static void advance_in_two_passes(const mha_rows *rows, int64_t row, float facto
   rows->max[row] = now;
 }
 
-/* The same for a finite m; false, and the scores are lost, if it rises too far. */
+/* The same for a finite m; false, and the scores are as they were, if it rises too far. */
 static bool advance_in_one_pass(const mha_rows *rows, int64_t row, float factor, float *scores,
                                 int64_t n) {
   const float before = rows->max[row];
   float largest = 0.0f;
+  memcpy(rows->spare, scores, (size_t)n * sizeof *scores);
   const float sum = mha_row_exp_max(scores, n, factor, before, &largest);
   const float now = factor * largest;
-  if (now - before > LARGEST_RISE)
+  if (now - before > LARGEST_RISE) {
+    memcpy(scores, rows->spare, (size_t)n * sizeof *scores);
     return false;
+  }
   rows->sum[row] += sum;
   if (now > before) {
     rows->correction[row] = mha_exp(before - now);
@@ -111,40 +116,29 @@ static void correct_output(const mha_rows *rows, int64_t index, float *output) {
     mha_row_scale(output, rows->core->dv, correction);
 }
 
-/* One row of a tile, on its way from scores to weights. */
-typedef struct tile_row {
-  int64_t k, r;    /* head and query within the block */
-  mha_range keys;  /* of the tile */
-  float *scores;   /* of all its keys */
-  bool plain;      /* nothing becomes of the scores but weights, see is_plain */
-  bool two_passes; /* it has been tried in one */
-} tile_row;
+static bool takes_one_pass(const mha_rows *rows, int64_t index) {
+  return fabsf(rows->max[index]) <= LARGEST_FOR_ONE_PASS && !rows->core->visibility.alibi_slopes;
+}
 
-/* n scores that the row sees, the first of them that of key `first` of the tile. */
-static bool advance_visible(const mha_rows *rows, const tile_row *t, float factor, int64_t first,
-                            int64_t n) {
-  const int64_t index = t->k * rows->block.n + t->r;
-  float *scores = t->scores + first;
+/* Row (k, r) over n scores that it sees, the first of them that of key `first` of the tile. */
+static void advance_visible(const mha_rows *rows, int64_t k, int64_t r, float factor, float *scores,
+                            int64_t first, int64_t n) {
+  const int64_t index = k * rows->block.n + r;
   if (rows->kinds)
     mha_poison_remember(&rows->poison[index], rows->kinds + first, factor, scores, n);
   rows->correction[index] = 1.0f;
-  if (t->two_passes || !(fabsf(rows->max[index]) <= LARGEST_FOR_ONE_PASS))
+  if (!takes_one_pass(rows, index) || !advance_in_one_pass(rows, index, factor, scores, n))
     advance_in_two_passes(rows, index, factor, scores, n);
-  else if (!advance_in_one_pass(rows, index, factor, scores, n))
-    return false;
-  correct_output(rows, index, output_row(rows, t->k, t->r));
-  return true;
+  correct_output(rows, index, output_row(rows, k, r));
 }
 
-/* False if the row's scores have to be made again, for two passes. */
-static bool advance_row(const mha_rows *rows, const tile_row *t) {
-  if (t->plain)
-    return advance_visible(rows, t, mha_core_score_factor(rows->core), 0,
-                           t->keys.end - t->keys.begin);
-  const mha_range mine = finish_scores(rows, t->k, t->r, t->keys, t->scores);
-  clear_hidden(t->scores, t->keys, mine);
-  return mha_range_is_empty(mine) ||
-         advance_visible(rows, t, 1.0f, mine.begin - t->keys.begin, mine.end - mine.begin);
+static void advance_row(const mha_rows *rows, int64_t k, int64_t r, mha_range keys, float *row) {
+  const mha_range mine = finish_scores(rows, k, r, keys, row);
+  clear_hidden(row, keys, mine);
+  if (mha_range_is_empty(mine))
+    return;
+  const int64_t first = mine.begin - keys.begin;
+  advance_visible(rows, k, r, 1.0f, row + first, first, mine.end - mine.begin);
 }
 
 /* Whether scores become nothing but weights: every row of the tile sees all of its keys, no rule
@@ -156,36 +150,19 @@ static bool is_plain(const mha_rows *rows, const mha_block *tile, mha_range keys
          mha_visible_keys(v, tile->b, tile->i + tile->n - 1).begin <= keys.begin;
 }
 
-/* Row (k, r) of the tile, whose scores were lost. */
-static mha_status advance_again(const mha_rows *rows, const mha_block *tile, int64_t k, int64_t r,
-                                tile_row *t) {
-  mha_block one = *tile;
-  one.h += k;
-  one.heads = 1;
-  one.i += r;
-  one.n = 1;
-  one.scores = t->scores;
-  const mha_status status = mha_block_scores(rows->core, &one, t->keys);
-  t->two_passes = true;
-  if (!status)
-    (void)advance_row(rows, t);
-  return status;
-}
-
-mha_status mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys) {
+void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys) {
   const bool plain = is_plain(rows, tile, keys);
-  mha_status status = MHA_OK;
-  for (int64_t k = 0; !status && k < tile->heads; k++)
-    for (int64_t r = 0; !status && r < tile->n; r++) {
-      tile_row t = {.k = tile->h - rows->block.h + k,
-                    .r = tile->i - rows->block.i + r,
-                    .keys = keys,
-                    .scores = tile->scores + (k * tile->n + r) * tile->score_stride,
-                    .plain = plain};
-      if (!advance_row(rows, &t))
-        status = advance_again(rows, tile, k, r, &t);
+  const float factor = mha_core_score_factor(rows->core);
+  for (int64_t k = 0; k < tile->heads; k++)
+    for (int64_t r = 0; r < tile->n; r++) {
+      const int64_t head = tile->h - rows->block.h + k;
+      const int64_t query = tile->i - rows->block.i + r;
+      float *row = tile->scores + (k * tile->n + r) * tile->score_stride;
+      if (plain)
+        advance_visible(rows, head, query, factor, row, 0, keys.end - keys.begin);
+      else
+        advance_row(rows, head, query, keys, row);
     }
-  return status;
 }
 
 /* ---- the end ---- */

@@ -14,6 +14,7 @@ typedef struct mha_rows {
   float *sum;        /* l */
   float *poison;     /* see poison.h */
   float *correction; /* exp(m_old - m_new) of the tile at hand */
+  float *spare;      /* [keys of a tile] */
   const uint8_t
       *kinds; /* what each value of the tile at hand is, if values are replaced; or NULL */
 } mha_rows;
@@ -23,7 +24,7 @@ void mha_rows_start(const mha_rows *rows);
 
 /* Turns the scores of `tile`, as mha_block_scores leaves them, a part of the block, into P = exp(S
  * - m), 0 for hidden keys; brings m and l up to date, and O to the new m. */
-mha_status mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys);
+void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys);
 
 /* Whether one of the first `live` queries has an O that its scores do not explain: the product met
  * a value that is not finite, perhaps a hidden one. */

@@ -354,6 +354,100 @@ static void scores_may_rise_as_they_like(void **state) {
   free(scores);
 }
 
+/* A score far above all others in the second tile: the weights that are asked for, which are made
+ * from the scores once more, are those of the output. */
+static void weights_belong_to_the_output(void **state) {
+  enum { L = 700, SIZE = 64, LARGE = 650 };
+  const double sizes[] = {1e2, 1e3, 1e4, 1e6, 1e8, 1e30};
+  (void)state;
+  for (int engine = 0; engine < (has_xsmm() ? 2 : 1); engine++)
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+      const test_case c = {
+          .seed = s, .core = true, .Lq = L, .Lk = L, .d = SIZE, .want = TEST_WANT_ALL};
+      mha_error error;
+      test_note("engine %d, size %g", engine, sizes[s]);
+      test_build(&fixture, &c);
+      for (int64_t x = 0; x < SIZE; x++)
+        for (int64_t i = 0; i < L; i++) {
+          float *q = test_at(&fixture.query, 0, i, 0, x);
+          float *k = test_at(&fixture.key, 0, i, 0, x);
+          *q = fabsf(*q) + 0.5F;
+          *k *= i == LARGE ? (float)sizes[s] : 1e-3F;
+          *k = i == LARGE ? fabsf(*k) : *k;
+        }
+      mha_context *context = make_context((mha_engine_choice)engine, 1);
+      test_poison_results(&fixture);
+      test_expect(test_call(&fixture, context, NULL, &error), MHA_OK, &error);
+      test_judge_now(&fixture);
+      for (int64_t i = 0; i < L; i++)
+        assert_true(fixture.weights[i * L + LARGE] == 1.0F);
+      *test_at(&fixture.value, 0, LARGE, 0, 3) = INFINITY;
+      test_expect(test_call(&fixture, context, NULL, &error), MHA_OK, &error);
+      for (int64_t i = 0; i < L; i++) /* all weight is on it, and infinite values make a row NaN */
+        assert_true(isnan(*test_at(&fixture.output, 0, i, 0, 3)));
+      mha_context_destroy(context);
+      test_release(&fixture);
+    }
+}
+
+/* A score of -inf hides its key also where only the scale makes it so; a NaN does not hide among
+ * such. */
+static void the_scale_may_make_minus_infinity(void **state) {
+  enum { L = 20 };
+  float queries[L], keys[L], values[L], output[L];
+  mha_rules rules;
+  mha_attend_args args;
+  mha_error error;
+  (void)state;
+  test_allocator_init(&fixture.allocator);
+  const mha_tensor q = {queries, 1, L, 1, 1, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor k = {keys, 1, L, 1, 1, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor v = {values, 1, L, 1, 1, 0, 0, 0, 0, MHA_F32, 0};
+  for (int engine = 0; engine < (has_xsmm() ? 2 : 1); engine++) {
+    mha_context *context = make_context((mha_engine_choice)engine, 1);
+    for (int j = 0; j < L; j++) {
+      queries[j] = 1;
+      keys[j] = j == 5 ? -4e10F : 0;
+      values[j] = j == 5 ? NAN : (float)j;
+    }
+    MHA_INIT(&rules);
+    rules.flags = MHA_SCALE;
+    rules.scale = 1e30F;
+    MHA_INIT(&args);
+    args.rules = &rules;
+    args.output = output;
+    test_note("engine %d", engine);
+    test_expect(mha_attend(context, &q, &k, &v, &args, &error), MHA_OK, &error);
+    test_near("output", (double)output[0], 185.0 / 19, 1e-5);
+    for (int j = 0; j < L; j++)
+      keys[j] = j == 7 ? NAN : -4e10F;
+    test_expect(mha_attend(context, &q, &k, &v, &args, &error), MHA_OK, &error);
+    assert_true(isnan(output[0]));
+    mha_context_destroy(context);
+  }
+}
+
+/* Sizes whose product overflows are an answer, not an accident. */
+static void huge_heads_of_a_shape(void **state) {
+  mha_shape shape;
+  mha_error error;
+  size_t bytes = 0;
+  (void)state;
+  test_allocator_init(&fixture.allocator);
+  for (int engine = 0; engine < (has_xsmm() ? 2 : 1); engine++) {
+    mha_context *context = make_context((mha_engine_choice)engine, 1);
+    MHA_INIT(&shape);
+    shape.batch = shape.query_length = shape.key_length = 100;
+    shape.n_heads = (int64_t)1 << 60;
+    shape.value_head_size = 1;
+    shape.head_size = 64;
+    assert_int_equal(mha_workspace_bytes(context, NULL, &shape, &bytes, &error),
+                     MHA_ERROR_OVERFLOW);
+    assert_int_equal(mha_context_reserve(context, NULL, &shape, &error), MHA_ERROR_OVERFLOW);
+    mha_context_destroy(context);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(engines_that_are_none),
@@ -364,6 +458,9 @@ int main(void) {
       cmocka_unit_test(what_is_packed_does_not_change),
       cmocka_unit_test(after_a_reserve_nothing_is_taken),
       cmocka_unit_test(scores_may_rise_as_they_like),
+      cmocka_unit_test(weights_belong_to_the_output),
+      cmocka_unit_test(the_scale_may_make_minus_infinity),
+      cmocka_unit_test(huge_heads_of_a_shape),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
