@@ -27,7 +27,7 @@ typedef struct mha_laid {
   float *keys; /* [G][blocks][d][MHA_KEY_BLOCK]; NULL = not laid out: the products are the engine's
                 */
   int64_t blocks;
-  const mha_kernel *scores;                           /* Q·Kᵀ of a block */
+  const mha_kernel *scores, *narrow_scores;           /* Q·Kᵀ of a block, or of its begin */
   const mha_kernel *values[MHA_VALUE_KERNELS];        /* P·V, where V lies */
   const mha_kernel *copied_values[MHA_VALUE_KERNELS]; /* and with a dense copy */
 } mha_laid;

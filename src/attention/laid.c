@@ -9,9 +9,8 @@
 
 /* ---- shapes ---- */
 
-static mha_kernel_shape score_shape(int64_t d, int64_t q_stride) {
-  const mha_kernel_shape shape = {MHA_KEY_BLOCK,      d,    q_stride, MHA_KEY_BLOCK,
-                                  mha_laid_columns(), false};
+static mha_kernel_shape score_shape(int64_t d, int64_t q_stride, int64_t columns) {
+  const mha_kernel_shape shape = {columns, d, q_stride, MHA_KEY_BLOCK, mha_laid_columns(), false};
   return shape;
 }
 
@@ -32,7 +31,8 @@ int mha_laid_shapes(const mha_cut_sizes *sizes, const mha_laid_strides *strides,
   int n = 0;
   if (!is_dense(strides->q, sizes->H, sizes->d) || !is_dense(strides->v, sizes->G, sizes->dv))
     return 0;
-  shapes[n++] = score_shape(sizes->d, strides->q);
+  shapes[n++] = score_shape(sizes->d, strides->q, MHA_KEY_BLOCK);
+  shapes[n++] = score_shape(sizes->d, strides->q, MHA_NARROW_BLOCK);
   for (int step = 0; step < MHA_VALUE_KERNELS; step++) {
     shapes[n++] = value_shape(sizes->dv, strides->v, step);
     shapes[n++] = value_shape(sizes->dv, sizes->dv, step);
@@ -88,11 +88,13 @@ static float *block_at(const mha_core *core, int64_t b, int64_t g, int64_t j) {
 void mha_laid_use(mha_core *core, const mha_kernels *kernels, const mha_laid_strides *strides,
                   float *keys) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(core);
-  const mha_kernel_shape scores = score_shape(core->d, strides->q);
+  const mha_kernel_shape scores = score_shape(core->d, strides->q, MHA_KEY_BLOCK);
+  const mha_kernel_shape narrow = score_shape(core->d, strides->q, MHA_NARROW_BLOCK);
   mha_laid *laid = &core->laid;
   laid->keys = keys;
   (void)block_count(&sizes, &laid->blocks);
   laid->scores = mha_kernels_find(kernels, &scores);
+  laid->narrow_scores = mha_kernels_find(kernels, &narrow);
   for (int step = 0; step < MHA_VALUE_KERNELS; step++) {
     const mha_kernel_shape lying = value_shape(core->dv, strides->v, step);
     const mha_kernel_shape dense = value_shape(core->dv, core->dv, step);
@@ -165,7 +167,9 @@ void mha_laid_scores(const mha_core *core, const mha_block *block, mha_range key
   const mha_view q = mha_core_queries(core, block->b, block->h, block->i, block->n);
   float *scores = block->scores - mha_laid_column(core, keys);
   for (int64_t j = keys.begin - keys.begin % MHA_KEY_BLOCK; j < keys.end; j += MHA_KEY_BLOCK) {
-    mha_kernel_run(core->laid.scores, q.rows, q.data, block_at(core, block->b, g, j), scores);
+    const bool narrow = keys.end - j <= MHA_NARROW_BLOCK;
+    mha_kernel_run(narrow ? core->laid.narrow_scores : core->laid.scores, q.rows, q.data,
+                   block_at(core, block->b, g, j), scores);
     scores += MHA_KEY_BLOCK;
   }
 }

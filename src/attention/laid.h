@@ -12,7 +12,7 @@ typedef struct mha_laid_strides {
 } mha_laid_strides;
 
 /* The kernels that a call needs. */
-enum { MHA_LAID_SHAPES = 1 + 2 * MHA_VALUE_KERNELS };
+enum { MHA_LAID_SHAPES = 2 + 2 * MHA_VALUE_KERNELS };
 
 /* Their shapes; returns how many, 0 = there can be none, and the products are the engine's. */
 int mha_laid_shapes(const mha_cut_sizes *sizes, const mha_laid_strides *strides,
