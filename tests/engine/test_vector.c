@@ -123,11 +123,34 @@ static void nan_and_infinities_stay(void **state) {
   }
 }
 
+/* Every number at its place, and nothing beside the block. */
+static void transposing(void **state) {
+  enum { MOST = 70 };
+  float x[MOST * MOST];
+  float y[MOST * MOST];
+  const int64_t sizes[] = {0, 1, 2, 7, 8, 15, 16, 17, 63, 64, 65};
+  (void)state;
+  for (int k = 0; k < MOST * MOST; k++)
+    x[k] = (float)k;
+  for (size_t r = 0; r < sizeof sizes / sizeof *sizes; r++)
+    for (size_t c = 0; c < sizeof sizes / sizeof *sizes; c++) {
+      test_fill_poison(y, MOST * MOST);
+      test_note("%d x %d", (int)sizes[r], (int)sizes[c]);
+      mha_vector_transpose(y, MOST, x, MOST, sizes[r], sizes[c]);
+      for (int64_t i = 0; i < MOST; i++)
+        for (int64_t j = 0; j < MOST; j++) {
+          const float got = y[j * MOST + i];
+          assert_true(i < sizes[r] && j < sizes[c] ? got == x[i * MOST + j] : test_is_poison(got));
+        }
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(sums),
       cmocka_unit_test(weighing),
       cmocka_unit_test(turns),
+      cmocka_unit_test(transposing),
       cmocka_unit_test(large_squares_do_not_overflow),
       cmocka_unit_test(nan_and_infinities_stay),
   };
