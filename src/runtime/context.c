@@ -24,7 +24,7 @@ static int32_t default_threads(void) {
   return n > 0 ? n : mha_cpu_count();
 }
 
-#ifndef MHA_DEFAULT_ENGINE /* a build of the tests has another, for programs that name none */
+#ifndef MHA_DEFAULT_ENGINE /* a build of the tests has another, where it can be had */
 #define MHA_DEFAULT_ENGINE MHA_ENGINE_BLAS
 #endif
 
@@ -51,7 +51,7 @@ static mha_status read_options(mha_context *context, const mha_context_options *
     status = mha_require_flags(options.flags, MHA_LEAVE_BLAS_ALONE, "options.flags", error);
   if (!status)
     status = mha_require_reserved(options.reserved, "options.reserved", error);
-  if (options.engine == 0)
+  if (options.engine == 0 && !mha_kernels_missing())
     options.engine = MHA_DEFAULT_ENGINE;
   if (!status)
     status = check_engine(options.engine, error);
