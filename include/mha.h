@@ -698,7 +698,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context
  * own buffers aside), and starts the context's threads. Without it a call grows the scratch and
  * starts threads itself. Scratch never shrinks. With MHA_ENGINE_XSMM it also generates the kernels
  * of the layer or of the head sizes, some milliseconds the first time, into executable memory of
- * the system's that the context keeps, some 300 KiB; a call without a reserve does that itself.
+ * the system's that the context keeps to its end, 250 to 700 KiB for a layer; a call without a
+ * reserve does that itself.
  * Parameters as in mha_workspace_bytes. Errors: those, BUSY, MEMORY (the scratch stays as it was).
  */
 MHA_API MHA_MUST_CHECK mha_status mha_context_reserve(mha_context *context,
