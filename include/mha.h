@@ -686,7 +686,7 @@ typedef struct mha_shape {
  * @param shape   Not NULL.
  * @param bytes   receives the answer. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, OVERFLOW.
+ * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, OVERFLOW.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context,
                                                       const mha_weights *weights,

@@ -2,8 +2,9 @@
 #
 # mha_tiny: tiles and panels of a few rows, and a second thread for every trifle, so that every
 # border of a tile and every way to share out tasks is met by the small shapes of the tests.
-# mha_plain: the same with plain loops in the BLAS's place, and without libxsmm: what is left is the library's own, for
-# tools that cannot look into a BLAS, and a proof that all products go through the one interface.
+# mha_plain: the same with plain loops in the BLAS's place, and without libxsmm: what is left is the
+# library's own, for tools that cannot look into a BLAS, and a proof that all products go through the
+# one interface.
 # mha_xsmm: contexts that name no engine take MHA_ENGINE_XSMM, and every layer is packed, so that the
 # same programs test the other engine. mha_xsmm_tiny: the same with tiny tiles.
 

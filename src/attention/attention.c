@@ -8,7 +8,8 @@
  *   1. S = scale·Q·Kᵀ                 [rows][keys]   a product on strided views
  *   2. rules of the row, hidden keys  S -> -inf
  *   3. P = exp(S - m), l += ΣP        in place of S
- *   4. O = O·exp(m_old - m) + P·V     [rows][dv]     a product into the output's own stride
+ *   4. O = O·exp(m_old - m) + P·V     [rows][dv]     a product into the output's own stride, or,
+ *                                                    where keys are laid out, into scratch
  *
  * and at the end O /= l, the sink's share in l. Parts of the keys leave their m, l and O behind and
  * are merged by the same rule, in the order of the keys. The tiles depend on shapes, flags and
@@ -39,7 +40,7 @@ typedef struct tile_scratch {
 
 /* Of keys that are laid out always the same: it is part of the kernels' shapes. */
 static int64_t score_columns(const mha_cut *cut, int64_t span) {
-  return cut->laid ? mha_laid_columns() : mha_min(span, cut->tile_keys);
+  return cut->laid ? MHA_LAID_COLUMNS : mha_min(span, cut->tile_keys);
 }
 
 /* The one place that knows how a worker's scratch is laid out. Few queries: as if one task had all

@@ -139,7 +139,7 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
 
 mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys) {
   const operand k = {&core->k, core->d, NULL, 0, multiply_scores};
-  if (!core->laid.keys)
+  if (!core->cut.laid)
     return multiply_tile(core, block, keys, &k);
   mha_laid_scores(core, block, keys);
   return MHA_OK;
@@ -148,7 +148,7 @@ mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_ra
 mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
                                 const float *values, int64_t values_stride) {
   const operand v = {&core->v, core->dv, values, values_stride, multiply_values};
-  if (!core->laid.keys)
+  if (!core->cut.laid)
     return multiply_tile(core, block, keys, &v);
   mha_laid_accumulate(core, block, keys, values);
   return MHA_OK;

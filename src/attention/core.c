@@ -58,7 +58,7 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 /* ---- scores and sizes ---- */
 
 float mha_core_score_factor(const mha_core *core) {
-  if (core->laid.keys)
+  if (core->cut.laid)
     return core->scale;
   return core->scale == 0.0f ? 0.0f : 1.0f;
 }

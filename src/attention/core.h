@@ -22,10 +22,10 @@ typedef struct mha_scratch_offsets {
 /* Kernels for P·V by 2^step keys. */
 enum { MHA_VALUE_KERNELS = 9 };
 
-/* Keys laid out for kernels, see laid.c. */
+/* Keys laid out for kernels, see laid.c. Unless cut.laid is set there are none, and the products
+ * are the engine's. */
 typedef struct mha_laid {
-  float *keys; /* [G][blocks][d][MHA_KEY_BLOCK]; NULL = not laid out: the products are the engine's
-                */
+  float *keys; /* [G][blocks][d][MHA_KEY_BLOCK] */
   int64_t blocks;
   const mha_kernel *scores, *narrow_scores;           /* Q·Kᵀ of a block, or of its begin */
   const mha_kernel *values[MHA_VALUE_KERNELS];        /* P·V, where V lies */

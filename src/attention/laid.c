@@ -10,13 +10,13 @@
 /* ---- shapes ---- */
 
 static mha_kernel_shape score_shape(int64_t d, int64_t q_stride, int64_t columns) {
-  const mha_kernel_shape shape = {columns, d, q_stride, MHA_KEY_BLOCK, mha_laid_columns(), false};
+  const mha_kernel_shape shape = {columns, d, q_stride, MHA_KEY_BLOCK, MHA_LAID_COLUMNS, false};
   return shape;
 }
 
 /* P·V for 2^step keys. */
 static mha_kernel_shape value_shape(int64_t dv, int64_t v_stride, int step) {
-  const mha_kernel_shape shape = {dv, (int64_t)1 << step, mha_laid_columns(), v_stride, dv, true};
+  const mha_kernel_shape shape = {dv, (int64_t)1 << step, MHA_LAID_COLUMNS, v_stride, dv, true};
   return shape;
 }
 
@@ -43,12 +43,8 @@ int mha_laid_shapes(const mha_cut_sizes *sizes, const mha_laid_strides *strides,
   return n;
 }
 
-int64_t mha_laid_columns(void) {
-  return MHA_LAID_TILE + MHA_KEY_BLOCK;
-}
-
 int64_t mha_laid_column(const mha_core *core, mha_range keys) {
-  return core->laid.keys ? keys.begin % MHA_KEY_BLOCK : 0;
+  return core->cut.laid ? keys.begin % MHA_KEY_BLOCK : 0;
 }
 
 /* ---- where keys lie ---- */
@@ -183,12 +179,10 @@ void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range
   const mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
   if (!values)
     values = mha_numbers_fetch(&stored, block->fetched).data;
-  for (int step = MHA_VALUE_KERNELS - 1; left > 0; step -= left < (int64_t)1 << step)
-    if (left >= (int64_t)1 << step) {
-      const int64_t n = (int64_t)1 << step;
+  for (int step = MHA_VALUE_KERNELS - 1; step >= 0; step--)
+    for (const int64_t n = (int64_t)1 << step; left >= n; left -= n) {
       mha_kernel_run(kernels[step], block->n, scores, values, block->output);
       values += n * kernels[step]->shape.b_stride;
       scores += n;
-      left -= n;
     }
 }

@@ -56,6 +56,8 @@ _Static_assert(MHA_EDGE_TILE <= MHA_KEY_TILE, "the scratch of a task holds MHA_K
 #endif
 /* Of a last block with no more keys than this only so many columns are multiplied. */
 #define MHA_NARROW_BLOCK (MHA_KEY_BLOCK / 4)
+/* Scores of a row: a tile's keys in whole blocks. */
+#define MHA_LAID_COLUMNS (MHA_LAID_TILE + MHA_KEY_BLOCK)
 _Static_assert(MHA_EDGE_TILE <= MHA_LAID_TILE && MHA_LAID_TILE % MHA_KEY_BLOCK == 0,
                "the scratch of a task holds MHA_LAID_TILE keys and a block");
 

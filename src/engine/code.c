@@ -3,7 +3,6 @@
 #include "code.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 void *mha_code_reserve(size_t bytes) {
   void *code =
@@ -11,17 +10,8 @@ void *mha_code_reserve(size_t bytes) {
   return code == MAP_FAILED ? NULL : code;
 }
 
-size_t mha_code_kept(size_t used) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  return (used + page - 1) / page * page;
-}
-
-bool mha_code_seal(void *code, size_t bytes, size_t kept) {
-  if (mprotect(code, kept, PROT_READ | PROT_EXEC) != 0)
-    return false;
-  if (kept < bytes)
-    (void)munmap((char *)code + kept, bytes - kept);
-  return true;
+bool mha_code_seal(void *code, size_t bytes) {
+  return mprotect(code, bytes, PROT_READ | PROT_EXEC) == 0;
 }
 
 void mha_code_release(void *code, size_t bytes) {

@@ -9,12 +9,8 @@
  */
 void *mha_code_reserve(size_t bytes);
 
-/* Bytes of the pages that `used` bytes touch. */
-size_t mha_code_kept(size_t used);
-
-/* Makes the first `kept` bytes, whole pages, executable and no longer writable, and gives the
- * others back; false, and all is as it was, where the system does not let it. */
-bool mha_code_seal(void *code, size_t bytes, size_t kept);
+/* Makes it executable and no longer writable; false where the system does not let it. */
+bool mha_code_seal(void *code, size_t bytes);
 
 void mha_code_release(void *code, size_t bytes);
 

@@ -1,4 +1,5 @@
-/* An engine: who does the products of a context's calls. */
+/* An engine: who does the products of a context's calls. MHA_ENGINE_XSMM is the one below, with
+ * kernels (kernels.h) in front of it. */
 #ifndef MHA_SRC_ENGINE_ENGINE_H
 #define MHA_SRC_ENGINE_ENGINE_H
 

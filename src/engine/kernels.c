@@ -15,12 +15,13 @@
 /* The most code that the generator makes for one number of rows; mostly it is a hundredth. */
 #define MOST_CODE 131072
 
-/* Code lies in chunks, each with what follows at its begin. */
+/* Code lies in chunks, each with what follows at its begin. Pages that are not touched cost
+ * nothing.
+ */
 #define CHUNK_BYTES ((size_t)2 * MOST_CODE)
 typedef struct chunk chunk;
 struct chunk {
   chunk *next;
-  size_t bytes; /* of the whole chunk */
   size_t used;
 };
 
@@ -104,7 +105,7 @@ static void collect_missing(const mha_kernels *kernels, const mha_kernel_shape *
 static void release_chunks(chunk *first) {
   while (first) {
     chunk *next = first->next;
-    mha_code_release(first, first->bytes);
+    mha_code_release(first, CHUNK_BYTES);
     first = next;
   }
 }
@@ -115,25 +116,17 @@ static size_t rounded_up(size_t bytes) {
 
 /* Nothing is added to the batch's latest chunk any more. */
 static bool seal(const batch *b) {
-  chunk *latest = b->chunks;
-  if (!latest)
-    return true;
-  const size_t before = latest->bytes;
-  latest->bytes = mha_code_kept(latest->used);
-  if (mha_code_seal(latest, before, latest->bytes))
-    return true;
-  latest->bytes = before;
-  return false;
+  return !b->chunks || mha_code_seal(b->chunks, CHUNK_BYTES);
 }
 
 /* A place for `bytes` bytes of code; NULL = there is none. */
 static char *find_place(batch *b, size_t bytes) {
   chunk *latest = b->chunks;
-  if (!latest || bytes > latest->bytes - latest->used) {
+  if (!latest || bytes > CHUNK_BYTES - latest->used) {
     chunk *added = seal(b) ? mha_code_reserve(CHUNK_BYTES) : NULL;
     if (!added)
       return NULL;
-    const chunk empty = {latest, CHUNK_BYTES, rounded_up(sizeof *added)};
+    const chunk empty = {latest, rounded_up(sizeof *added)};
     *added = empty;
     b->chunks = latest = added;
   }

@@ -37,11 +37,6 @@ void mha_packed_fill(float *packed, mha_view w) {
   }
 }
 
-static mha_kernel_shape shape_of(int64_t in, int64_t out, int64_t columns, int64_t inner) {
-  const mha_kernel_shape shape = {columns, inner, in, MHA_PACKED_COLUMNS, out, true};
-  return shape;
-}
-
 /* The shape for whole or remaining columns and rows; false if none remain. */
 static bool find_shape(int64_t in, int64_t out, bool columns_remain, bool rows_remain,
                        mha_kernel_shape *shape) {
@@ -49,7 +44,8 @@ static bool find_shape(int64_t in, int64_t out, bool columns_remain, bool rows_r
                           : out < MHA_PACKED_COLUMNS ? 0
                                                      : MHA_PACKED_COLUMNS;
   const int64_t inner = rows_remain ? in % piece_of(in) : piece_of(in);
-  *shape = shape_of(in, out, columns, inner);
+  const mha_kernel_shape found = {columns, inner, in, MHA_PACKED_COLUMNS, out, true};
+  *shape = found;
   return columns > 0 && inner > 0;
 }
 

@@ -201,7 +201,7 @@ static mha_status complete_sizes(mha_config *c, const mha_matrices *m, mha_width
   return check_widths(c, error);
 }
 
-static mha_status check_score_rule(mha_config *c, mha_error *error) {
+static mha_status check_flags(const mha_config *c, mha_error *error) {
   mha_status status =
       mha_require_flags(c->flags, MHA_SCALE | MHA_PACK_WEIGHTS, "config.flags", error);
   if (!status && c->flags & MHA_PACK_WEIGHTS && mha_kernels_missing())
@@ -209,8 +209,12 @@ static mha_status check_score_rule(mha_config *c, mha_error *error) {
                       "config.flags has MHA_PACK_WEIGHTS, but %s; rule: only where "
                       "MHA_ENGINE_XSMM can be had",
                       mha_kernels_missing());
-  if (!status && c->flags & MHA_SCALE)
-    status = mha_require_finite(c->scale, "config.scale", error);
+  return status;
+}
+
+static mha_status check_score_rule(mha_config *c, mha_error *error) {
+  mha_status status =
+      c->flags & MHA_SCALE ? mha_require_finite(c->scale, "config.scale", error) : MHA_OK;
   if (!status)
     status = mha_require_finite(c->softcap, "config.softcap", error);
   if (!status && c->softcap < 0.0f)
@@ -279,7 +283,9 @@ static mha_status derive_rope(mha_config *c, mha_error *error) {
 
 mha_status mha_config_complete(mha_config *c, const mha_matrices *m, mha_widths *w,
                                mha_error *error) {
-  mha_status status = check_score_rule(c, error);
+  mha_status status = check_flags(c, error);
+  if (!status)
+    status = check_score_rule(c, error);
   if (!status)
     status = mha_require_reserved(c->reserved, "config.reserved", error);
   if (!status)

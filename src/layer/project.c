@@ -91,18 +91,20 @@ int64_t mha_partial_floats(const mha_projection *projection) {
   return part_count(projection) * projection->out;
 }
 
-/* Whether the projection is one row, and it is computed. */
 static bool is_single_row(const mha_projecting *p) {
-  const int64_t live = p->live.counts ? p->live.counts[0] : p->live.limit;
-  return p->x_shape.batch == 1 && p->x_shape.length == 1 && live > 0;
+  return p->x_shape.batch == 1 && p->x_shape.length == 1;
+}
+
+/* Whether the first row is computed. */
+static bool is_live(const mha_projecting *p) {
+  return (p->live.counts ? p->live.counts[0] : p->live.limit) > 0;
 }
 
 /* Kernels are for dense rows. A single one is bound by reading the matrix, and what reads several
  * of its rows side by side is faster than a packed one from end to end. */
 static bool use_kernels(const mha_context *context, const mha_projecting *p, mha_packed *packed) {
   const mha_projection *w = p->projection;
-  const bool is_one = p->x_shape.length == 1 && p->x_shape.batch == 1;
-  return context->kernels && w->packed && !is_one && p->x_shape.row_stride == w->in &&
+  return context->kernels && w->packed && !is_single_row(p) && p->x_shape.row_stride == w->in &&
          (p->cached || p->y_shape.row_stride == w->out) &&
          mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);
 }
@@ -111,7 +113,7 @@ static cut make_cut(const mha_context *context, const mha_projecting *p) {
   cut c = {.engine = context->engine, .p = p};
   c.is_packed = use_kernels(context, p, &c.packed);
   c.panel_rows = c.is_packed ? MHA_PACKED_PANEL_ROWS : MHA_PANEL_ROWS;
-  if (!c.is_packed && p->partial && part_count(p->projection) > 1 && is_single_row(p))
+  if (!c.is_packed && p->partial && part_count(p->projection) > 1 && is_single_row(p) && is_live(p))
     c.parts = part_count(p->projection);
   c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
              (p->cached ? p->x_shape.batch == 1 : is_evenly_spaced(&p->y_shape));

@@ -6,8 +6,10 @@
 #include "engine/packed.h"
 #include "project.h"
 
-/* Offsets of the workspace's arrays; the order is that of the struct. */
+/* A call's sizes in its context, and offsets of the workspace's arrays, in the order of its struct.
+ */
 typedef struct plan {
+  mha_cut_sizes sizes;
   mha_layout layout;
   size_t q, k, v, concat, partial;
   mha_attention_scratch attention;
@@ -33,18 +35,19 @@ static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size
 
 /* Whether keys are laid out is the context's affair; rows of Q and V must be such as kernels take.
  */
-static bool lays_keys_out(const mha_context *context, const mha_call_size *size) {
+static mha_cut_sizes sizes_in(const mha_context *context, const mha_call_size *size) {
   mha_kernel_shape shapes[MHA_LAID_SHAPES];
-  return context->kernels && mha_laid_shapes(&size->core, &size->strides, shapes) > 0;
+  mha_cut_sizes sizes = size->core;
+  sizes.laid = context->kernels && mha_laid_shapes(&sizes, &size->strides, shapes) > 0;
+  return sizes;
 }
 
 static mha_status make_plan(const mha_context *context, const mha_weights *weights,
                             const mha_call_size *size, plan *p, mha_error *error) {
-  mha_cut_sizes sizes = size->core;
-  const mha_cut_sizes *s = &sizes;
   const plan nothing = {.layout = {0}};
   *p = nothing;
-  sizes.laid = lays_keys_out(context, size);
+  p->sizes = sizes_in(context, size);
+  const mha_cut_sizes *s = &p->sizes;
   if (weights)
     add_buffers(p, weights, size);
   p->attention = mha_attention_plan(s, context->threads.n, &p->layout);
@@ -91,7 +94,9 @@ static mha_status generate(mha_context *context, const mha_weights *weights,
     n += add_packed(&weights->value, shapes + n);
     n += add_packed(&weights->output, shapes + n);
   }
-  n += mha_laid_shapes(&size->core, &size->strides, shapes + n);
+  const mha_cut_sizes sizes = sizes_in(context, size);
+  if (mha_cut_call(&sizes).laid)
+    n += mha_laid_shapes(&sizes, &size->strides, shapes + n);
   const mha_status status = mha_kernels_prepare(context->kernels, shapes, n);
   if (status)
     return mha_fail(error, status,
@@ -133,7 +138,7 @@ mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
     w->partial = (float *)(void *)(context->arena + p.partial);
   }
   core->engine = context->engine;
-  core->is_laid = lays_keys_out(context, size);
+  core->is_laid = p.sizes.laid;
   mha_attention_use(core, context->arena, &p.attention, context->kernels, &size->strides);
   return MHA_OK;
 }

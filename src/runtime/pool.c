@@ -93,21 +93,22 @@ static void count_done(mha_pool *pool, mha_pool_job *job) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-static bool run_one(mha_pool *pool, int32_t number) {
+static void run_one(mha_pool *pool, int32_t number) {
   mha_pool_job *job = NULL;
   int64_t index = 0;
   const bool taken = take(pool, number, &job, &index);
   if (taken)
     job->run(job->argument, index, number);
   mha_gate_leave();
+  if (taken && number == 0)
+    job->n_own++;
   if (taken)
     count_done(pool, job);
-  return taken;
 }
 
-/* Runs tasks until there is none for this worker, and adds how many they were to *n_run. While the
- * BLAS takes no more threads it waits, since those that are inside leave. */
-static mha_status run_all(mha_pool *pool, int32_t number, int64_t *n_run) {
+/* Runs tasks until there is none for this worker. While the BLAS takes no more threads it waits,
+ * since those that are inside leave. */
+static mha_status run_all(mha_pool *pool, int32_t number) {
   while (has_task(pool, number)) {
     const mha_status status = mha_gate_enter();
     if (status == MHA_ERROR_MEMORY)
@@ -115,7 +116,7 @@ static mha_status run_all(mha_pool *pool, int32_t number, int64_t *n_run) {
     if (status)
       mha_gate_nap();
     else
-      *n_run += run_one(pool, number);
+      run_one(pool, number);
   }
   return MHA_OK;
 }
@@ -161,9 +162,8 @@ static bool wait_for_task(worker *w) {
 
 static void *serve(void *user) {
   worker *w = user;
-  int64_t n_run = 0;
   while (wait_for_task(w))
-    if (run_all(w->pool, w->number, &n_run))
+    if (run_all(w->pool, w->number))
       mha_gate_nap(); /* the caller finds that out, too, and ends the job */
   return NULL;
 }
@@ -289,10 +289,9 @@ static void wait_until_done(mha_pool *pool, mha_pool_job *job) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-/* The caller's share, *n_own tasks. Tasks that cannot be run count as done. */
-static mha_status run_own_share(mha_pool *pool, mha_pool_job *job, int64_t *n_own) {
-  *n_own = 0;
-  const mha_status status = run_all(pool, 0, n_own);
+/* The caller's share. Tasks that cannot be run count as done. */
+static mha_status run_own_share(mha_pool *pool, mha_pool_job *job) {
+  const mha_status status = run_all(pool, 0);
   if (status) {
     const uint64_t left = atomic_exchange(&pool->ticket, 0) / TASK;
     atomic_fetch_add(&job->n_done, (long long)left);
@@ -321,12 +320,11 @@ static bool is_done_alone(mha_pool *pool, const mha_pool_job *job) {
   return true;
 }
 
-/* The caller did n_own tasks in `working` seconds, and the job took `total`. */
-static void judge_sharing(mha_pool *pool, const mha_pool_job *job, int64_t n_own, double working,
-                          double total) {
-  if (!job->is_short || n_own == 0)
+/* The caller did its own tasks in `working` seconds, and the job took `total`. */
+static void judge_sharing(mha_pool *pool, const mha_pool_job *job, double working, double total) {
+  if (!job->is_short || job->n_own == 0)
     return;
-  if (total > working / (double)n_own * (double)job->n_tasks) {
+  if (total > working / (double)job->n_own * (double)job->n_tasks) {
     pool->n_alone = pool->next_alone > 0 ? pool->next_alone : 1;
     pool->next_alone = 8 * pool->n_alone < MOST_ALONE ? 8 * pool->n_alone : MOST_ALONE;
   } else
@@ -337,14 +335,13 @@ mha_status mha_pool_run(mha_pool *pool, mha_pool_job *job, int32_t n_workers) {
   start_missing(pool, n_workers);
   if (pool->n_started == 0 || (uint64_t)job->n_tasks > MOST_TASKS || is_done_alone(pool, job))
     return mha_pool_run_alone(job);
-  int64_t n_own = 0;
   const double start = now();
   open_job(pool, job, n_workers);
   wake_workers(pool, n_workers);
-  const mha_status status = run_own_share(pool, job, &n_own);
+  const mha_status status = run_own_share(pool, job);
   const double working = now() - start;
   wait_until_done(pool, job);
-  judge_sharing(pool, job, n_own, working, now() - start);
+  judge_sharing(pool, job, working, now() - start);
   return status;
 }
 
@@ -356,8 +353,7 @@ static void visit(void *argument, int64_t index) {
   mha_pool *pool = argument;
   (void)index;
   atomic_fetch_add(&pool->n_visitors, 1);
-  int64_t n_run = 0;
-  (void)run_all(pool, atomic_fetch_add(&pool->next_visitor, 1), &n_run);
+  (void)run_all(pool, atomic_fetch_add(&pool->next_visitor, 1));
   atomic_fetch_sub(&pool->n_visitors, 1);
 }
 
@@ -370,8 +366,7 @@ mha_status mha_pool_run_by(mha_pool *pool, mha_pool_job *job, int32_t n_workers,
   parallel_for(user, n_workers, visit, pool);
   while (atomic_load(&pool->n_visitors) > 0)
     mha_gate_nap();
-  int64_t n_own = 0;
-  const mha_status status = run_own_share(pool, job, &n_own);
+  const mha_status status = run_own_share(pool, job);
   wait_until_done(pool, job);
   return status;
 }

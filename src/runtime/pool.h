@@ -17,6 +17,7 @@ typedef struct mha_pool_job {
   void *argument;
   int64_t n_tasks;
   atomic_llong n_done; /* begins as 0 */
+  int64_t n_own;       /* of worker 0; begins as 0 */
   bool is_short;       /* a worker that loses its core in it may cost more than it brings */
 } mha_pool_job;
 

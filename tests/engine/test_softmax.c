@@ -40,59 +40,52 @@ static void exp_at_its_borders(void **state) {
   assert_true(isnan(mha_exp(NAN)));
 }
 
+/* row[j] is exp(factor·before[j] - max) for j < n, flushed, and what it was behind; `sum` theirs.
+ * The difference is rounded once before exp sees it: some |x|·2^-24 more. */
+static void expect_exp(const float *row, const float *before, int64_t n, float factor, float max,
+                       float sum) {
+  double right_sum = 0;
+  for (int64_t j = 0; j < n; j++) {
+    const double score = (double)factor * (double)before[j];
+    const double right = exp(score - (double)max);
+    test_near("exp", (double)row[j], right < FLT_MIN ? 0 : right,
+              right * (fabs(score) + fabs((double)max) + 8) * ldexp(1, -24));
+    right_sum += (double)row[j];
+  }
+  test_near("sum", (double)sum, right_sum, right_sum * 16 * ldexp(1, -24));
+  for (int64_t j = n; j < ROW; j++)
+    assert_true(test_equal_bits(row[j], before[j]));
+}
+
 static void rows_of_exp_are_exp_and_sum(void **state) {
-  (void)state;
+  const float max = 40.0f;
   test_random random;
+  (void)state;
   test_random_seed(&random, 11);
   for (size_t k = 0; k < N_LENGTHS; k++) {
-    const int64_t n = lengths[k];
-    float row[ROW];
-    float before[ROW];
-    double sum = 0;
-    test_note("n = %d", (int)n);
+    float row[ROW], before[ROW];
+    test_note("n = %d", (int)lengths[k]);
     test_fill_normal(&random, row, ROW, 10);
-    const float max = 40.0f;
     memcpy(before, row, sizeof row);
-    const float got = mha_row_exp(row, n, 1.0f, max);
-    for (int64_t j = 0; j < n; j++) {
-      const double right = exp((double)before[j] - (double)max);
-      /* the difference is rounded once before exp sees it: |x|·2^-24 more */
-      test_near("exp", (double)row[j], right,
-                right * (fabs((double)before[j]) + (double)max + 8) * ldexp(1, -24));
-      sum += (double)row[j];
-    }
-    test_near("sum", (double)got, sum, sum * 16 * ldexp(1, -24));
-    for (int64_t j = n; j < ROW; j++)
-      assert_true(test_equal_bits(row[j], before[j]));
+    const float sum = mha_row_exp(row, lengths[k], 1.0f, max);
+    expect_exp(row, before, lengths[k], 1.0f, max, sum);
   }
 }
 
 /* Of a maximum that is none: exp beyond 1, and the largest of what was there. */
 static void exp_finds_the_maximum_on_the_way(void **state) {
-  (void)state;
+  const float factor = 0.37f, max = -20.0f;
   test_random random;
+  (void)state;
   test_random_seed(&random, 12);
   for (size_t k = 0; k < N_LENGTHS; k++) {
-    const int64_t n = lengths[k];
-    const float factor = 0.37f;
-    const float max = -20.0f;
     float row[ROW], before[ROW], largest = 0;
-    double sum = 0;
-    test_note("n = %d", (int)n);
+    test_note("n = %d", (int)lengths[k]);
     test_fill_normal(&random, row, ROW, 30);
     memcpy(before, row, sizeof row);
-    const float got = mha_row_exp_max(row, n, factor, max, &largest);
-    assert_true(largest == mha_row_max(before, n));
-    for (int64_t j = 0; j < n; j++) {
-      const double x = (double)factor * (double)before[j] - (double)max;
-      const double right = exp(x);
-      test_near("exp", (double)row[j], right < FLT_MIN ? 0 : right,
-                right * (fabs(x) + 20 + 8) * ldexp(1, -24));
-      sum += (double)row[j];
-    }
-    test_near("sum", (double)got, sum, sum * 16 * ldexp(1, -24));
-    for (int64_t j = n; j < ROW; j++)
-      assert_true(test_equal_bits(row[j], before[j]));
+    const float sum = mha_row_exp_max(row, lengths[k], factor, max, &largest);
+    assert_true(largest == mha_row_max(before, lengths[k]));
+    expect_exp(row, before, lengths[k], factor, max, sum);
   }
 }
 
