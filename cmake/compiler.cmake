@@ -87,6 +87,8 @@ function(mha_tune_kernels)
   if(CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
     set_source_files_properties(
       ${PROJECT_SOURCE_DIR}/src/engine/softmax.c ${PROJECT_SOURCE_DIR}/src/engine/vector.c
+      ${PROJECT_SOURCE_DIR}/src/engine/rows_avx512.c ${PROJECT_SOURCE_DIR}/src/engine/rows_avx2.c
+      ${PROJECT_SOURCE_DIR}/src/engine/rows_plain.c ${PROJECT_SOURCE_DIR}/src/engine/round.c
       PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math;-ffp-contract=fast")
   endif()
 endfunction()

@@ -5,9 +5,12 @@ set(MHA_SOURCES
     src/api/version.c
     src/layer/config.c
     src/layer/weights.c
+    src/layer/convert.c
     src/runtime/context.c
     src/base/arguments.c
     src/base/tensor.c
+    src/base/element.c
+    src/api/element.c
     src/layer/project.c
     src/layer/prepare.c
     src/layer/norm.c
@@ -42,6 +45,11 @@ set(MHA_SOURCES
     src/engine/engine.c
     src/engine/products.c
     src/engine/numbers.c
+    src/engine/round.c
+    src/engine/stored_rows.c
+    src/engine/rows_avx512.c
+    src/engine/rows_avx2.c
+    src/engine/rows_plain.c
     src/engine/kernels.c
     src/engine/packed.c
     src/engine/code.c

@@ -23,7 +23,8 @@
  *   Eo width of the output
  *
  * Widths, head counts and head sizes are independent: H·d need not equal Eq. All numbers are
- * float32, row-major; the last dimension of every array has stride 1. Dimensions, lengths,
+ * float32 (matrices and caches may be kept smaller, see mha_element), row-major; the last dimension
+ * of every array has stride 1. Dimensions, lengths,
  * offsets and strides are int64_t and count elements; sizes that end in _bytes are size_t. Arrays
  * are aligned as their elements are. Whether two overlap is judged by their address ranges, from
  * the first element to the last.
@@ -196,10 +197,54 @@ typedef struct mha_allocator {
 
 /* ---- Numbers --------------------------------------------------------------------------------- */
 
-/** How the numbers of an array are stored. */
+/**
+ * How the numbers of an array are stored, each array on its own: matrices as any of them, keys and
+ * values (mha_cache, and those given to mha_attend) as any but MHA_Q4_0, everything else as
+ * MHA_F32. An element's value is exactly what its format says; products and sums are float32, and
+ * activations are not rounded, so a result is that of float32 arrays with those values.
+ *
+ * The types with blocks keep 32 numbers that follow one another along the stored dimension of
+ * stride 1 (a row of a matrix, a head of a key) together with one scale. There sizes, strides and
+ * leading dimensions still count elements, and have to be multiples of 32; pointers are those of
+ * the first block. Numbers need to be aligned as a float is in MHA_F32, not at all in the others;
+ * those of more than one byte are in the machine's byte order.
+ */
 typedef enum mha_element {
-  MHA_F32 = 0 /**< float, 32 bits, in the machine's byte order */
+  MHA_F32 = 0,  /**< float, 32 bits */
+  MHA_F16 = 1,  /**< IEEE 754 binary16 */
+  MHA_BF16 = 2, /**< the upper half of a float */
+  MHA_Q8_0 = 3, /**< 34 bytes for 32 numbers: an F16 scale, then 32 signed bytes q; value = scale·q
+                     (GGUF's Q8_0) */
+  MHA_Q4_0 = 4  /**< 18 bytes for 32 numbers: an F16 scale, then 16 bytes, whose low halves q are
+                     elements 0 to 15 and high halves 16 to 31; value = scale·(q − 8) (GGUF's Q4_0)
+                     */
 } mha_element;
+
+/** The type's name as files spell it, such as "BF16" or "Q8_0"; "unknown type" for other values. */
+MHA_API const char *mha_element_name(int32_t element);
+
+/** Bytes of n numbers. 0 where n is 0 or less, no multiple of the type's block, or too large, and
+ *  for values that are no mha_element. */
+MHA_API size_t mha_element_bytes(int32_t element, int64_t n);
+
+/**
+ * Converts n numbers from one type to another: to float32 exactly, otherwise rounded once, to
+ * nearest even. What is too large for MHA_F16 becomes infinite; NaN stays NaN. MHA_Q8_0: the scale
+ * is max|x|/127, rounded to F16, and q is x/scale, rounded half away from zero. MHA_Q4_0: the scale
+ * is −x/8 of the x with the largest magnitude, rounded to F16, and q is x/scale + 8, likewise,
+ * within 0 to 15. A block with a NaN or an infinity in it, or whose scale exceeds F16, becomes NaN
+ * as a whole. Numbers of the same type are copied as they are.
+ * @param from   mha_element of source.
+ * @param source n numbers; not NULL unless n is 0.
+ * @param to     mha_element of target.
+ * @param target room for n numbers, not NULL unless n is 0; must not overlap source.
+ * @param n      at least 0, whole blocks of both types.
+ * @param error  receives the outcome, or NULL.
+ * Thread rule: touches its arguments alone, on the calling thread.
+ * Errors: NULL, SIZE, VALUE (no mha_element), OVERFLOW, OVERLAP; nothing is written then.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_element_convert(int32_t from, const void *source, int32_t to,
+                                                      void *target, int64_t n, mha_error *error);
 
 /**
  * A view of [batch][length][heads][size] numbers. With all four strides 0 it is dense in that
@@ -253,7 +298,7 @@ typedef enum mha_rope {
  */
 typedef struct mha_config {
   size_t struct_size;      /**< set by mha_config_init or MHA_INIT */
-  uint32_t flags;          /**< MHA_SCALE | MHA_PACK_WEIGHTS, as they apply */
+  uint32_t flags;          /**< MHA_SCALE | MHA_PACK_WEIGHTS | MHA_KEEP_TYPE, as they apply */
   float scale;             /**< factor of q·k when MHA_SCALE is set, 0 and negative included;
                                 otherwise 1/√d */
   float softcap;           /**< c of c·tanh(s/c), at least 0; 0 = none */
@@ -285,6 +330,12 @@ typedef struct mha_config {
  *  (columns of W rounded up to 64), from the layer's allocator, beside what is copied, borrowed or
  *  mapped. Where that engine cannot be had, the flag is MHA_ERROR_UNSUPPORTED. */
 #define MHA_PACK_WEIGHTS UINT32_C(64)
+
+/** Bit of mha_config.flags, for loading: matrices of a file that are MHA_F16, MHA_BF16, MHA_Q8_0 or
+ *  MHA_Q4_0 are kept so, and used where they lie if the byte order is the machine's, rather than
+ *  converted to float32. Biases, norms and sinks are float32 always. Arrays in memory are as
+ *  mha_matrices says, with or without it. */
+#define MHA_KEEP_TYPE UINT32_C(128)
 
 /** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks none of them:
  *  mha_weights_create does. Does nothing where config is NULL or struct_size too small for one.
@@ -324,8 +375,10 @@ typedef void mha_release_function(void *user);
  * One layer's numbers. Shapes are given for MHA_IN_OUT; with MHA_OUT_IN both dimensions change
  * places. Either goes to BLAS as it lies. A leading dimension is the distance between rows, 0 =
  * dense, so that one packed block, such as [Eq][3·Eq], serves as three matrices; of a single row it
- * does not count. A matrix may be NULL: its step is then the identity (input width = output width)
- * and its bias still applies. Each bias may be NULL on its own.
+ * does not count. Each matrix has an element type of its own: one that is not MHA_F32 is widened a
+ * piece at a time for the products of many rows, and multiplied as it is stored for few. A matrix
+ * may be NULL: its step is then the identity (input width = output width) and its bias still
+ * applies. Each bias may be NULL on its own.
  */
 typedef struct mha_matrices {
   size_t struct_size;       /**< set by MHA_INIT */
@@ -556,13 +609,14 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_load_from(const mha_config *config
                                                         mha_error *error);
 
 /**
- * Writes a layer's matrices, biases, norms and sinks as float32 into a safetensors file that
- * mha_weights_load reads: MHA_OUT_IN under Hugging Face's names (q_proj, k_proj, v_proj, o_proj),
- * MHA_IN_OUT under the article's. The file is complete and synced under a temporary name beside
- * `path` before it takes its place: a crash leaves the old file or the new one. A process that is
- * ended in the middle, by a signal say, leaves the temporary file, .mha-*.tmp; the library catches
- * no signals. A limit on the size of files (RLIMIT_FSIZE) is an error and raises no SIGXFSZ. The
- * config (heads, scale, norm_epsilon, positions) is not written.
+ * Writes a layer's matrices, biases, norms and sinks into a safetensors file that mha_weights_load
+ * reads, each matrix in its own type, MHA_F32, MHA_F16 or MHA_BF16, the others as float32:
+ * MHA_OUT_IN under Hugging Face's names (q_proj, k_proj, v_proj, o_proj), MHA_IN_OUT under the
+ * article's. The file is complete and synced under a temporary name beside `path` before it takes
+ * its place: a crash leaves the old file or the new one. A process that is ended in the middle, by
+ * a signal say, leaves the temporary file, .mha-*.tmp; the library catches no signals. A limit on
+ * the size of files (RLIMIT_FSIZE) is an error and raises no SIGXFSZ. The config (heads, scale,
+ * norm_epsilon, positions) is not written.
  * @param weights a layer with all four matrices. Not NULL.
  * @param path    the file; replaced as a whole if there is one, with its permissions. A symbolic
  *                link stays, what it leads to is replaced or made; of several hard links only this
@@ -570,12 +624,34 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_load_from(const mha_config *config
  *                devices, and names of open files such as /dev/stdout or /dev/fd/3. Not NULL.
  * @param prefix  stands before each name, UTF-8; NULL or "" = none.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL; UNSUPPORTED if a matrix is absent; VALUE if the prefix is not UTF-8; OVERFLOW;
+ * Errors: NULL; UNSUPPORTED if a matrix is absent or of a type with blocks, which safetensors has
+ * not; VALUE if the prefix is not UTF-8; OVERFLOW;
  * MEMORY; IO, a full disk included: what was at `path` before is there still, unless all that
  * failed was to make the new name last through a crash of the machine.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_weights_save(const mha_weights *weights, const char *path,
                                                    const char *prefix, mha_error *error);
+
+/**
+ * Makes a layer like `weights` whose matrices are all of one type. Numbers are converted as
+ * mha_element_convert does it, and copied with everything else, so the two are independent, but for
+ * rotary tables, which stay borrowed.
+ * @param weights   not NULL.
+ * @param element   mha_element of the new matrices; one with blocks needs rows of whole blocks.
+ * @param allocator for the new layer; NULL = the C library.
+ * @param converted receives it with one reference; NULL on failure. Not NULL.
+ * @param error     receives the outcome, or NULL.
+ * Errors: NULL, VALUE (no mha_element), SIZE (rows that are not whole blocks), OVERFLOW, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_convert(const mha_weights *weights, int32_t element,
+                                                      const mha_allocator *allocator,
+                                                      mha_weights **converted, mha_error *error);
+
+/** Shows the layer's numbers in `matrices`, whose struct_size must be set (MHA_INIT): pointers,
+ *  leading dimensions and types as the layer uses them, valid until it is destroyed, not to be
+ *  changed; release is NULL there. Errors: NULL, STRUCT_SIZE. */
+MHA_API MHA_MUST_CHECK mha_status mha_weights_matrices(const mha_weights *weights,
+                                                       mha_matrices *matrices, mha_error *error);
 
 /** Adds a reference and returns `weights`; each one needs its own mha_weights_destroy. */
 MHA_API mha_weights *mha_weights_retain(mha_weights *weights);
@@ -677,6 +753,9 @@ typedef struct mha_shape {
   int64_t value_head_size; /**< dv, likewise */
   int64_t n_kv_heads;      /**< G, likewise; 0 = n_heads */
   int64_t head_size;       /**< d, likewise; 0 = value_head_size */
+  int32_t cache_type;      /**< where `cached` is set: mha_element of the cache; in mha_attend of k
+                                and v */
+  int32_t reserved;        /**< 0 */
 } mha_shape;
 
 /**
@@ -842,12 +921,17 @@ typedef struct mha_cache_options {
   const mha_weights *weights; /**< the layer that it is for: sizes left 0 are the layer's, others
                                    must agree with it. Not kept. NULL = all sizes are given */
   const mha_allocator *allocator; /**< NULL = the C library */
+  int32_t type; /**< mha_element of keys and values: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0, which
+                     needs head sizes that are multiples of 32 */
+  int32_t reserved; /**< 0 */
 } mha_cache_options;
 
 /**
  * Projected keys and values of past tokens, normalised and rotated: [n_entries][capacity][G·d] and
  * [n_entries][capacity][G·dv], with a length per entry. A ring keeps token t in row t mod capacity,
- * and its length counts all tokens ever seen.
+ * and its length counts all tokens ever seen. Each row is rounded to the cache's type once, when it
+ * is appended, as mha_element_convert does it; what is attended to are the rounded numbers, in the
+ * call that brings them too.
  * Thread rule: any number of threads read it (attend only, length, view), or one caller changes it;
  * otherwise MHA_ERROR_BUSY.
  */
@@ -875,7 +959,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
 /**
  * Appends rows that are projected, normalised and rotated already.
  * @param cache         not NULL.
- * @param k             [B][n][G][d], not NULL; copied.
+ * @param k             [B][n][G][d], not NULL; copied. MHA_F32 or of the cache's type.
  * @param v             [B][n][G][dv], not NULL; copied. Neither overlaps the cache.
  * @param cache_entries [B] entries that receive them, each once; NULL = b.
  * @param new_lengths   [B] rows that count, 0..n; NULL = all.
@@ -907,7 +991,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_copy_entry(mha_cache *cache, int64_t
  * Shows the whole memory of the cache: *k is [n_entries][capacity][G][d], *v [n_entries][capacity]
  * [G][dv]: to save it, or for mha_attend with key_lengths where it is no ring (a ring has token t
  * in row t mod capacity). Valid while the cache lives and nobody changes it; rows that were not
- * written hold anything. Errors: NULL.
+ * written hold anything. Their element is the cache's type. Errors: NULL.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k,
                                                  mha_tensor *v, mha_error *error);
@@ -1037,7 +1121,8 @@ typedef struct mha_attend_args {
  * Step 3 alone, for those who project themselves: softmax(scale·q·kᵀ)·v per head.
  * @param context scratch; not NULL.
  * @param q [B][Lq][H][d], not NULL.
- * @param k [B][Lk][G][d], not NULL.
+ * @param k [B][Lk][G][d], not NULL. As any mha_element but MHA_Q4_0, like v, as mha_cache_view
+ *          shows them; q is MHA_F32.
  * @param v [B][Lk][G][dv], not NULL.
  * @param args  not NULL; not kept.
  * @param error receives the outcome, or NULL.

@@ -6,8 +6,8 @@
 #include "layer/scratch.h"
 #include "rules.h"
 
-static mha_heads heads_of(const void *data, const mha_tensor_shape *s) {
-  const mha_heads heads = {data, MHA_F32, s->batch_stride, s->row_stride, s->head_stride};
+static mha_heads heads_of(const void *data, int32_t element, const mha_tensor_shape *s) {
+  const mha_heads heads = {data, element, s->batch_stride, s->row_stride, s->head_stride};
   return heads;
 }
 
@@ -111,9 +111,9 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   if (!status)
     status = mha_tensor_read(q, "q", &qs, ranges, error);
   if (!status)
-    status = mha_tensor_read(k, "k", &ks, ranges, error);
+    status = mha_tensor_read_stored(k, "k", &ks, ranges, error);
   if (!status)
-    status = mha_tensor_read(v, "v", &vs, ranges, error);
+    status = mha_tensor_read_stored(v, "v", &vs, ranges, error);
   if (!status)
     status = check_fit(&qs, &ks, &vs, error);
   if (!status)
@@ -127,9 +127,9 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
   core->visibility.H = qs.heads;
   core->visibility.Lq = qs.length;
   core->visibility.Lk = ks.length;
-  core->q = heads_of(q->data, &qs);
-  core->k = heads_of(k->data, &ks);
-  core->v = heads_of(v->data, &vs);
+  core->q = heads_of(q->data, MHA_F32, &qs);
+  core->k = heads_of(k->data, k->element, &ks);
+  core->v = heads_of(v->data, v->element, &vs);
   core->G = ks.heads;
   core->d = qs.size;
   core->dv = vs.size;
@@ -141,6 +141,7 @@ static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tenso
 /* Between entering the context and leaving it. */
 static mha_status compute(mha_core *core, mha_context *context, mha_error *error) {
   const mha_call_size size = {mha_core_cut_sizes(core),
+                              0,
                               0,
                               {core->q.row_stride, core->v.row_stride},
                               {"q.batch", "q.length", "k.length"}};

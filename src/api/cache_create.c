@@ -2,6 +2,7 @@
  * together. */
 #include "base/arguments.h"
 #include "base/arithmetic.h"
+#include "base/element.h"
 #include "base/error.h"
 #include "cache/cache.h"
 
@@ -46,6 +47,9 @@ static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
     status = mha_require_at_least(o->rollback, 0, "options.rollback", error);
   if (status)
     return status;
+  status = mha_require_reserved(o->reserved, "options.reserved", error);
+  if (status)
+    return status;
   if (o->rollback > 0 && o->window == 0)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "options.rollback is %lld without a window; rule: only a ring has one",
@@ -70,6 +74,20 @@ static mha_status check_row(int64_t heads, int64_t size, mha_error *error) {
                   (long long)heads, (long long)size, (long long)MHA_BLAS_MAX);
 }
 
+static mha_status check_type(const mha_cache_options *o, mha_error *error) {
+  if (!mha_element_is_known(o->type) || o->type == MHA_Q4_0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "options.type is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0",
+                    (int)o->type);
+  const int64_t block = mha_element_block(o->type);
+  if (o->head_size % block != 0 || o->value_head_size % block != 0)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "options has head sizes %lld and %lld; rule: whole blocks of %s, %lld",
+                    (long long)o->head_size, (long long)o->value_head_size,
+                    mha_element_name(o->type), (long long)block);
+  return MHA_OK;
+}
+
 mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache, mha_error *error) {
   mha_cache_options o;
   mha_status status = mha_require(cache, "cache", error);
@@ -85,7 +103,9 @@ mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache,
     return status;
   if (o.value_head_size == 0)
     o.value_head_size = o.head_size;
-  status = check_row(o.n_kv_heads, o.head_size, error);
+  status = check_type(&o, error);
+  if (!status)
+    status = check_row(o.n_kv_heads, o.head_size, error);
   if (!status)
     status = check_row(o.n_kv_heads, o.value_head_size, error);
   return status ? status : mha_cache_make(&o, cache, error);

@@ -128,10 +128,11 @@ static mha_status add_arrays(mha_forward_call *c, bool packed, mha_error *error)
 /* The layer's matrices and biases are inputs that no output may overlap. */
 static mha_status add_projection(mha_forward_call *c, const char *name, const mha_projection *p,
                                  mha_error *error) {
+  const int64_t block = mha_element_block(p->element);
   const int64_t elements =
       p->matrix ? (p->in - 1) * p->in_stride + (p->out - 1) * p->out_stride + 1 : 0;
-  mha_status status =
-      mha_ranges_add(&c->ranges, name, p->matrix, elements, sizeof(float), false, error);
+  mha_status status = mha_ranges_add(&c->ranges, name, p->matrix, elements / block,
+                                     mha_element_bytes(p->element, block), false, error);
   if (!status)
     status = mha_ranges_add(&c->ranges, name, p->bias, p->out, sizeof(float), false, error);
   return status;
@@ -213,11 +214,12 @@ static mha_status shape_buffers(mha_forward_call *c, mha_error *error) {
   return status;
 }
 
-/* New rows of a cache go straight to their places, unless it is better to project those of all
- * entries side by side first. */
+/* New rows of a cache go straight to their places, unless they are rounded on the way, or it is
+ * better to project those of all entries side by side first. */
 static void choose_destination(mha_forward_call *c) {
   c->gather = c->in_cache && c->append && c->key.length > 0 &&
-              c->key.length <= mha_gathered_rows(c->key.batch, c->key.length);
+              (c->args.cache->sizes.type != MHA_F32 ||
+               c->key.length <= mha_gathered_rows(c->key.batch, c->key.length));
   c->direct = c->in_cache && !c->gather ? &c->cached : NULL;
 }
 

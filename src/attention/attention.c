@@ -59,8 +59,8 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.values = mha_layout_add(layout, sizeof(float), columns, value_columns, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
-  at.fetched = mha_layout_add(layout, sizeof(float),
-                              mha_numbers_scratch(MHA_F32, columns, mha_max(s->d, s->dv)), 1, 1);
+  at.fetched =
+      mha_layout_add(layout, sizeof(float), s->stored ? columns : 0, mha_max(s->d, s->dv), 1);
   at.output = mha_layout_add(layout, sizeof(float), cut.laid ? queries : 0, s->dv, 1);
   return at;
 }
@@ -194,7 +194,7 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
     const mha_block group = mha_block_group(core, tile, g);
     mha_poison_replace(core, &group, keys, t->scratch.values, t->scratch.kinds);
     mha_rows_advance(&t->rows, &group, keys);
-    status = mha_block_accumulate(core, &group, keys, t->scratch.values, mha_poison_stride(core));
+    status = mha_block_accumulate(core, &group, keys, t->scratch.values);
   }
   return status;
 }
@@ -208,7 +208,7 @@ static mha_status attend_key_tile(const task *t, mha_range rows, mha_range keys)
   if (t->rows.kinds)
     return accumulate_replaced(t, &tile, keys);
   mha_rows_advance(&t->rows, &tile, keys);
-  return mha_block_accumulate(t->rows.core, &tile, keys, NULL, 0);
+  return mha_block_accumulate(t->rows.core, &tile, keys, NULL);
 }
 
 static mha_status attend_keys(const task *t) {

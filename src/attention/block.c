@@ -6,6 +6,7 @@
 #include "base/arithmetic.h"
 #include "base/memory.h"
 #include "laid.h"
+#include "poison.h"
 
 mha_block mha_block_tile(const mha_core *core, const mha_block *block, mha_range rows,
                          mha_range keys) {
@@ -40,10 +41,20 @@ static bool is_one_product(const mha_block *block, int64_t head_stride, int64_t 
   return block->heads == 1 || (block->n == 1 && head_stride >= size && head_stride <= MHA_BLAS_MAX);
 }
 
+/* Y = alpha·X·W + beta·Y with W as it lies. */
+static mha_status multiply(const mha_core *core, float alpha, mha_view x, const mha_stored *w,
+                           float beta, float *y, int64_t y_stride) {
+  if (w->element == MHA_F32)
+    return core->engine->multiply(alpha, x, mha_numbers_fetch(w, NULL), beta, y, y_stride);
+  mha_numbers_multiply(alpha, x, w, beta, y, y_stride);
+  return MHA_OK;
+}
+
 /* scale·Q·Kᵀ into the scores from `column` on. A scale of 0 must not reach the BLAS, 0·NaN being
  * NaN: it is left to mha_core_score_factor. */
-static mha_status multiply_scores(const mha_core *core, const mha_block *block, mha_view keys,
-                                  int64_t column) {
+static mha_status multiply_scores(const mha_core *core, const mha_block *block,
+                                  const mha_stored *keys, int64_t column) {
+  const mha_stored transposed = mha_stored_transposed(*keys);
   const bool one = is_one_product(block, core->q.head_stride, core->d);
   const float scale = core->scale == 0.0f ? 1.0f : core->scale;
   float *scores = block->scores + column;
@@ -52,16 +63,15 @@ static mha_status multiply_scores(const mha_core *core, const mha_block *block, 
     mha_view q = mha_core_queries(core, block->b, block->h + k, block->i, block->n);
     if (one && block->heads > 1)
       q = mha_view_rows(q.data, block->heads, core->d, core->q.head_stride);
-    status =
-        core->engine->multiply(scale, q, mha_view_transposed(keys), 0.0f,
-                               scores + k * block->n * block->score_stride, block->score_stride);
+    status = multiply(core, scale, q, &transposed, 0.0f,
+                      scores + k * block->n * block->score_stride, block->score_stride);
   }
   return status;
 }
 
 /* O += P·V, P from `column` on. */
-static mha_status multiply_values(const mha_core *core, const mha_block *block, mha_view values,
-                                  int64_t column) {
+static mha_status multiply_values(const mha_core *core, const mha_block *block,
+                                  const mha_stored *values, int64_t column) {
   const bool one = is_one_product(block, block->output_head_stride, core->dv);
   const int64_t stride =
       one && block->heads > 1 ? block->output_head_stride : block->output_row_stride;
@@ -69,9 +79,9 @@ static mha_status multiply_values(const mha_core *core, const mha_block *block, 
   mha_status status = MHA_OK;
   for (int64_t k = 0; !status && k < (one ? 1 : block->heads); k++) {
     const float *weights = block->scores + k * block->n * block->score_stride + column;
-    const mha_view p = mha_view_rows(weights, rows, values.rows, block->score_stride);
-    status = core->engine->multiply(1.0f, p, values, 1.0f,
-                                    block->output + k * block->output_head_stride, stride);
+    const mha_view p = mha_view_rows(weights, rows, values->rows, block->score_stride);
+    status = multiply(core, 1.0f, p, values, 1.0f, block->output + k * block->output_head_stride,
+                      stride);
   }
   return status;
 }
@@ -83,9 +93,9 @@ static mha_status multiply_values(const mha_core *core, const mha_block *block, 
 typedef struct operand {
   const mha_heads *heads;
   int64_t size;
-  const float *copy;
+  const void *copy; /* of the same type */
   int64_t copy_stride;
-  mha_status (*multiply)(const mha_core *core, const mha_block *block, mha_view rows,
+  mha_status (*multiply)(const mha_core *core, const mha_block *block, const mha_stored *rows,
                          int64_t column);
 } operand;
 
@@ -103,18 +113,25 @@ static void fetch_ahead(const mha_heads *heads, mha_stored next, int64_t group, 
   const int64_t first = group * next.rows / groups;
   const int64_t end = (group + 1) * next.rows / groups;
   if (heads->head_stride == next.columns)
-    mha_memory_fetch(mha_numbers_at(next.data, next.element, first * next.row_stride), end - first,
-                     next.row_stride, groups * next.columns);
+    mha_memory_fetch(mha_element_at(next.data, next.element, first * next.row_stride), end - first,
+                     mha_element_bytes(next.element, next.row_stride),
+                     mha_element_bytes(next.element, groups * next.columns));
 }
 
-/* The rows that a piece is multiplied with, as float32. */
-static mha_view piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
-                           int64_t done, const operand *with) {
-  if (with->copy)
-    return mha_view_rows(with->copy + done * with->copy_stride, piece.end - piece.begin, with->size,
-                         with->copy_stride);
-  const mha_stored stored = mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
-  return mha_numbers_fetch(&stored, block->fetched);
+/* The rows that a piece is multiplied with: as float32, unless few queries meet them. */
+static mha_stored piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
+                             int64_t done, const operand *with) {
+  mha_stored rows = mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
+  if (with->copy) {
+    rows.data = mha_element_at(with->copy, rows.element, done * with->copy_stride);
+    rows.row_stride = with->copy_stride;
+  }
+  if (mha_core_multiplies_stored(core))
+    return rows;
+  const mha_view view = mha_numbers_fetch(&rows, block->fetched);
+  const mha_stored fetched = {view.data,    MHA_F32,         view.rows,
+                              view.columns, view.row_stride, view.column_stride};
+  return fetched;
 }
 
 static mha_status multiply_tile(const mha_core *core, const mha_block *block, mha_range keys,
@@ -131,7 +148,8 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
         fetch_ahead(with->heads,
                     mha_core_rows(core, with->heads, block->b, block->h, next, with->size), g,
                     groups);
-      status = with->multiply(core, &part, piece_rows(core, &part, piece, done, with), done);
+      const mha_stored rows = piece_rows(core, &part, piece, done, with);
+      status = with->multiply(core, &part, &rows, done);
     }
   }
   return status;
@@ -146,8 +164,8 @@ mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_ra
 }
 
 mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                                const float *values, int64_t values_stride) {
-  const operand v = {&core->v, core->dv, values, values_stride, multiply_values};
+                                const void *values) {
+  const operand v = {&core->v, core->dv, values, mha_poison_stride(core), multiply_values};
   if (!core->cut.laid)
     return multiply_tile(core, block, keys, &v);
   mha_laid_accumulate(core, block, keys, values);

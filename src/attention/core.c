@@ -38,7 +38,7 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
   const int64_t first = entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),
                                      heads->batch_stride, heads->row_stride) +
                         row * heads->row_stride + g * heads->head_stride;
-  const mha_stored rows = {mha_numbers_at(heads->data, heads->element, first),
+  const mha_stored rows = {mha_element_at(heads->data, heads->element, first),
                            heads->element,
                            keys.end - keys.begin,
                            size,
@@ -56,6 +56,14 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 }
 
 /* ---- scores and sizes ---- */
+
+/* Rows that meet each key, up to which reading it is the larger part. */
+enum { MOST_STORED_ROWS = 16 };
+
+bool mha_core_multiplies_stored(const mha_core *core) {
+  const mha_visibility *v = &core->visibility;
+  return core->cut.few && v->Lq * (v->H / core->G) <= MOST_STORED_ROWS;
+}
 
 float mha_core_score_factor(const mha_core *core) {
   if (core->cut.laid)
@@ -96,7 +104,8 @@ mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
                                core->dv,
                                v->query_starts != NULL,
                                v->left >= 0,
-                               core->is_laid};
+                               core->is_laid,
+                               core->k.element != MHA_F32 || core->v.element != MHA_F32};
   return sizes;
 }
 

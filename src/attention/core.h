@@ -71,6 +71,10 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
 
+/* Whether the call multiplies numbers of other types than float32 as they are stored, rather than
+ * widened. */
+bool mha_core_multiplies_stored(const mha_core *core);
+
 /* What the scores of mha_block_scores are still to be multiplied with. */
 float mha_core_score_factor(const mha_core *core);
 

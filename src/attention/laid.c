@@ -110,6 +110,18 @@ static mha_range run_from(const mha_core *core, int64_t begin, int64_t end) {
   return run;
 }
 
+/* Lays out at most a block of rows [keys][d]: columns of the block. */
+static void lay_out_rows(float *columns, const mha_stored *rows) {
+  enum { PIECE = 2 * MHA_BLOCK };
+  float scratch[MHA_KEY_BLOCK * PIECE];
+  for (int64_t c = 0; c < rows->columns; c += PIECE) {
+    const mha_stored piece = mha_stored_columns(*rows, c, mha_min(rows->columns - c, PIECE));
+    const mha_view x = mha_numbers_fetch(&piece, scratch);
+    mha_vector_transpose(columns + c * MHA_KEY_BLOCK, MHA_KEY_BLOCK, x.data, x.row_stride, x.rows,
+                         x.columns);
+  }
+}
+
 /* Lays out the keys of one block, all of key head g. Columns without a key are 0. */
 static void lay_out_block(const mha_core *core, int64_t b, int64_t g, mha_range keys) {
   const mha_visibility *v = &core->visibility;
@@ -119,9 +131,7 @@ static void lay_out_block(const mha_core *core, int64_t b, int64_t g, mha_range 
   for (int64_t begin = keys.begin; begin < keys.end;) {
     const mha_range run = run_from(core, begin, keys.end);
     const mha_stored stored = mha_core_rows(core, &core->k, b, g * (v->H / core->G), run, core->d);
-    const mha_view rows = mha_numbers_fetch(&stored, NULL);
-    mha_vector_transpose(block + begin % MHA_KEY_BLOCK, MHA_KEY_BLOCK, rows.data, rows.row_stride,
-                         rows.rows, rows.columns);
+    lay_out_rows(block + begin % MHA_KEY_BLOCK, &stored);
     begin = run.end;
   }
 }
@@ -172,13 +182,17 @@ void mha_laid_scores(const mha_core *core, const mha_block *block, mha_range key
 
 /* The keys of a tile as a sum of powers of two, the largest as often as it fits. */
 void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                         const float *values) {
-  const mha_kernel *const *kernels = values ? core->laid.copied_values : core->laid.values;
+                         const void *copy) {
   const float *scores = block->scores;
   int64_t left = keys.end - keys.begin;
-  const mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
-  if (!values)
-    values = mha_numbers_fetch(&stored, block->fetched).data;
+  mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
+  if (copy) {
+    stored.data = copy;
+    stored.row_stride = core->dv;
+  }
+  const bool lies = !copy && stored.element == MHA_F32;
+  const mha_kernel *const *kernels = lies ? core->laid.values : core->laid.copied_values;
+  const float *values = mha_numbers_fetch(&stored, block->fetched).data;
   for (int step = MHA_VALUE_KERNELS - 1; step >= 0; step--)
     for (const int64_t n = (int64_t)1 << step; left >= n; left -= n) {
       mha_kernel_run(kernels[step], block->n, scores, values, block->output);

@@ -34,6 +34,6 @@ int64_t mha_laid_column(const mha_core *core, mha_range keys);
 /* As mha_block_scores, not scaled, and mha_block_accumulate, for blocks of one head. */
 void mha_laid_scores(const mha_core *core, const mha_block *block, mha_range keys);
 void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                         const float *values);
+                         const void *values);
 
 #endif

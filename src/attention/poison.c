@@ -4,6 +4,7 @@
  * bit, and rows that see one of them become NaN at the end. */
 #include "poison.h"
 
+#include "base/arithmetic.h"
 #include "engine/softmax.h"
 
 #include <math.h>
@@ -14,7 +15,8 @@
  * do not depend on the leading dimension. So the copy has gaps where V has, but for
  * kernels, whose bits never do. */
 int64_t mha_poison_stride(const mha_core *core) {
-  return core->cut.laid || core->v.row_stride == core->dv ? core->dv : core->dv + 1;
+  const bool by_blas = !core->cut.laid && core->v.element == MHA_F32;
+  return by_blas && core->v.row_stride != core->dv ? core->dv + 1 : core->dv;
 }
 
 static uint8_t value_kind(const float *row, int64_t n) {
@@ -26,18 +28,35 @@ static uint8_t value_kind(const float *row, int64_t n) {
   return MHA_VALUE_INFINITE;
 }
 
-void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, float *values,
+/* The kind of a row of V as it is stored. */
+static uint8_t stored_kind(const void *row, int32_t element, int64_t n) {
+  enum { PIECE = 8 * MHA_BLOCK };
+  float piece[PIECE];
+  uint8_t kind = MHA_VALUE_FINITE;
+  if (element == MHA_F32)
+    return value_kind(row, n);
+  for (int64_t c = 0; c < n; c += PIECE) {
+    const int64_t m = mha_min(n - c, PIECE);
+    mha_numbers_widen(piece, mha_element_at(row, element, c), element, m);
+    const uint8_t here = value_kind(piece, m);
+    kind = here > kind ? here : kind;
+  }
+  return kind;
+}
+
+void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, void *values,
                         uint8_t *kinds) {
-  const mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
-  const mha_view v = mha_numbers_fetch(&stored, block->fetched);
-  for (int64_t j = 0; j < v.rows; j++) {
-    const float *from = v.data + j * v.row_stride;
-    float *to = values + j * mha_poison_stride(core);
-    kinds[j] = value_kind(from, v.columns);
+  const mha_stored v = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
+  const size_t row_bytes = mha_element_bytes(v.element, v.columns);
+  const size_t step_bytes = mha_element_bytes(v.element, mha_poison_stride(core));
+  char *to = values;
+  for (int64_t j = 0; j < v.rows; j++, to += step_bytes) {
+    const void *from = mha_element_at(v.data, v.element, j * v.row_stride);
+    kinds[j] = stored_kind(from, v.element, v.columns);
     if (kinds[j] == MHA_VALUE_FINITE)
-      memcpy(to, from, (size_t)v.columns * sizeof *to);
+      memcpy(to, from, row_bytes);
     else
-      memset(to, 0, (size_t)v.columns * sizeof *to);
+      memset(to, 0, row_bytes); /* 0 in every type */
   }
 }
 

@@ -68,6 +68,7 @@ typedef struct mha_cut_sizes {
   bool windowed; /* visible keys may begin elsewhere than at the first; scratch does not depend on
                     it */
   bool laid;     /* keys are laid out for kernels, unless the queries are few */
+  bool stored;   /* keys or values are of another type than float32 */
 } mha_cut_sizes;
 
 /* The cut of a call, by its sizes alone. */

@@ -36,14 +36,14 @@ void mha_memory_release(const mha_allocator *allocator, void *memory, size_t byt
 /* Into the second-level cache: the first is too small for what is asked for at a time. To stay a
  * file away from its callers: compilers that see through it take it for a function without effect.
  */
-void mha_memory_fetch(const float *data, int64_t rows, int64_t row_stride, int64_t columns) {
+void mha_memory_fetch(const void *data, int64_t rows, size_t stride_bytes, size_t row_bytes) {
 #ifdef __GNUC__
-  const int64_t line = 64 / (int64_t)sizeof *data;
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < columns; c += line)
-      __builtin_prefetch(data + r * row_stride + c, 0, 1);
+  const char *row = data;
+  for (int64_t r = 0; r < rows; r++, row += stride_bytes)
+    for (size_t c = 0; c < row_bytes; c += MHA_ALIGNMENT)
+      __builtin_prefetch(row + c, 0, 1);
 #else
-  (void)data, (void)rows, (void)row_stride, (void)columns;
+  (void)data, (void)rows, (void)stride_bytes, (void)row_bytes;
 #endif
 }
 

@@ -17,8 +17,8 @@ void *mha_memory_allocate(const mha_allocator *allocator, size_t bytes);
 /* Takes back `memory` of `bytes` bytes; NULL is ignored. */
 void mha_memory_release(const mha_allocator *allocator, void *memory, size_t bytes);
 
-/* A hint that rows [rows][columns], row_stride apart, will be read soon. */
-void mha_memory_fetch(const float *data, int64_t rows, int64_t row_stride, int64_t columns);
+/* A hint that `rows` rows of row_bytes, stride_bytes apart, will be read soon. */
+void mha_memory_fetch(const void *data, int64_t rows, size_t stride_bytes, size_t row_bytes);
 
 /* The sizes of an arena's arrays, added up one after the other. Begin with {0}. */
 typedef struct mha_layout {

@@ -1,6 +1,7 @@
 /* Owns the reading of [batch][length][heads][size] tensors: strides, extents, addresses. */
 #include "tensor.h"
 
+#include "element.h"
 #include "error.h"
 #include "memory.h"
 
@@ -41,7 +42,7 @@ mha_status mha_tensor_resolve_strides(mha_tensor_shape *s, const char *name, mha
 }
 
 mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_shape *s,
-                                const char *name, const void *data, bool is_output,
+                                const char *name, const void *data, int32_t element, bool is_output,
                                 mha_error *error) {
   int64_t batches = 0;
   int64_t rows = 0;
@@ -58,11 +59,37 @@ mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_sha
                     "not overflow",
                     name, (long long)s->batch_stride, (long long)s->row_stride,
                     (long long)s->head_stride);
-  return mha_ranges_add(ranges, name, data, elements, sizeof(float), is_output, error);
+  const int64_t block = mha_element_block(element);
+  return mha_ranges_add(ranges, name, data, elements / block, mha_element_bytes(element, block),
+                        is_output, error);
 }
 
-mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor_shape *s,
-                           mha_address_ranges *ranges, mha_error *error) {
+static mha_status check_element(const mha_tensor *t, const char *name, mha_error *error) {
+  if (!mha_element_is_known(t->element) || t->element == MHA_Q4_0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "%s.element is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0", name,
+                    (int)t->element);
+  return MHA_OK;
+}
+
+/* Blocks are not cut, whatever is stepped by. */
+static mha_status check_blocks(const mha_tensor_shape *s, int32_t element, const char *name,
+                               mha_error *error) {
+  const int64_t block = mha_element_block(element);
+  if (s->size % block != 0)
+    return mha_fail(error, MHA_ERROR_SIZE, "%s.size is %lld; rule: whole blocks of %s, %lld", name,
+                    (long long)s->size, mha_element_name(element), (long long)block);
+  if (s->batch_stride % block != 0 || s->row_stride % block != 0 || s->head_stride % block != 0)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "%s has batch, row and head strides %lld, %lld, %lld; rule: whole blocks of "
+                    "%s, %lld",
+                    name, (long long)s->batch_stride, (long long)s->row_stride,
+                    (long long)s->head_stride, mha_element_name(element), (long long)block);
+  return MHA_OK;
+}
+
+mha_status mha_tensor_read_stored(const mha_tensor *given, const char *name, mha_tensor_shape *s,
+                                  mha_address_ranges *ranges, mha_error *error) {
   mha_status status = mha_require(given, name, error);
   if (status)
     return status;
@@ -70,7 +97,7 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
                                   given->size,       given->batch_stride, given->row_stride,
                                   given->head_stride};
   *s = shape;
-  status = mha_require_element(given->element, name, ".element", error);
+  status = check_element(given, name, error);
   if (!status && given->reserved != 0)
     status =
         mha_fail(error, MHA_ERROR_VALUE, "%s.reserved is %d; rule: 0", name, (int)given->reserved);
@@ -91,11 +118,21 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
     status = mha_tensor_make_dense(s, name, error);
   if (!status)
     status = mha_tensor_resolve_strides(s, name, error);
+  if (!status)
+    status = check_blocks(s, given->element, name, error);
   if (!status && !given->data && s->batch > 0 && s->length > 0)
     status = mha_fail(error, MHA_ERROR_NULL, "%s.data is NULL; rule: it must be given", name);
   if (!status)
-    status = mha_tensor_add_range(ranges, s, name, given->data, false, error);
+    status = mha_tensor_add_range(ranges, s, name, given->data, given->element, false, error);
   return status;
+}
+
+mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor_shape *shape,
+                           mha_address_ranges *ranges, mha_error *error) {
+  mha_status status = mha_require(given, name, error);
+  if (!status)
+    status = mha_require_element(given->element, name, ".element", error);
+  return status ? status : mha_tensor_read_stored(given, name, shape, ranges, error);
 }
 
 /* ---- outputs ---- */
@@ -135,7 +172,7 @@ mha_status mha_tensor_read_output(const float *data, const char *name, mha_tenso
   if (!status && s->batch > 0 && s->length > 0)
     status = mha_require(data, name, error);
   if (!status)
-    status = mha_tensor_add_range(ranges, s, name, data, true, error);
+    status = mha_tensor_add_range(ranges, s, name, data, MHA_F32, true, error);
   if (!status && output_overlaps_itself(s))
     status = mha_fail(error, MHA_ERROR_OVERLAP,
                       "%s has batch, row and head strides %lld, %lld, %lld; rule: no two "

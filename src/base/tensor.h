@@ -19,10 +19,16 @@ mha_status mha_tensor_resolve_strides(mha_tensor_shape *shape, const char *name,
 
 /* Adds the tensor, from its first to behind its last element, to the call's ranges. */
 mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_shape *shape,
-                                const char *name, const void *data, bool is_output,
+                                const char *name, const void *data, int32_t element, bool is_output,
                                 mha_error *error);
 
-/* Checks an input tensor, resolves its strides and adds it to the ranges. */
+/* Checks an input tensor, of a type that keys and values may have, resolves its strides and adds it
+ * to the ranges. */
+mha_status mha_tensor_read_stored(const mha_tensor *given, const char *name,
+                                  mha_tensor_shape *shape, mha_address_ranges *ranges,
+                                  mha_error *error);
+
+/* The same of one that has to be float32. */
 mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor_shape *shape,
                            mha_address_ranges *ranges, mha_error *error);
 

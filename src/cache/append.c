@@ -3,8 +3,7 @@
 #include "base/error.h"
 #include "base/tensor.h"
 #include "cache.h"
-
-#include <string.h>
+#include "engine/numbers.h"
 
 /* ---- what a call brings ---- */
 
@@ -96,17 +95,36 @@ mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_
   return status;
 }
 
-static void copy_in(float *numbers, const mha_cache_rows *cached, const float *data,
-                    const mha_tensor_shape *s) {
-  const int64_t width = s->heads * s->size;
-  for (int64_t b = 0; b < s->batch; b++) {
-    for (int64_t i = 0; i < mha_cache_rows_new(cached, b); i++) {
-      float *to = numbers + mha_cache_rows_place(cached, b, i) * width;
-      const float *from = data + b * s->batch_stride + i * s->row_stride;
-      for (int64_t h = 0; h < s->heads; h++)
-        memcpy(to + h * s->size, from + h * s->head_stride, (size_t)s->size * sizeof *to);
-    }
+/* ---- storing ---- */
+
+/* Rows that a call brings, keys or values: of which type, how they lie, and where they go. */
+typedef struct arrival {
+  const void *data; /* [B][rows][G][size] */
+  int32_t element;
+  mha_tensor_shape shape;
+  const mha_cache_rows *cached;
+  char *numbers; /* the cache's, of `type` */
+  int32_t type;
+} arrival;
+
+/* Stores row i of entry b, if it is a token. */
+static void store_row(const arrival *a, int64_t b, int64_t i) {
+  const mha_tensor_shape *s = &a->shape;
+  const size_t head_bytes = mha_element_bytes(a->type, s->size);
+  if (i >= mha_cache_rows_new(a->cached, b))
+    return;
+  char *to = a->numbers + (size_t)(mha_cache_rows_place(a->cached, b, i) * s->heads) * head_bytes;
+  for (int64_t h = 0; h < s->heads; h++, to += head_bytes) {
+    const int64_t from = b * s->batch_stride + i * s->row_stride + h * s->head_stride;
+    mha_numbers_convert(to, a->type, mha_element_at(a->data, a->element, from), a->element,
+                        s->size);
   }
+}
+
+static void store_rows(const arrival *a) {
+  for (int64_t b = 0; b < a->shape.batch; b++)
+    for (int64_t i = 0; i < mha_cache_rows_new(a->cached, b); i++)
+      store_row(a, b, i);
 }
 
 /* A call's dense rows as a tensor. */
@@ -115,13 +133,37 @@ static mha_tensor_shape dense_rows(int64_t B, int64_t rows, int64_t heads, int64
   return shape;
 }
 
-void mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B, const float *k,
-                     const float *v) {
+/* Rows per task: enough work to be worth taking. */
+enum { ROWS_PER_TASK = 16, N_ARRIVALS = 2 };
+
+/* One task: some rows, counted over all entries, of keys and values. */
+static mha_status store_task(void *job, int64_t index, int32_t worker) {
+  (void)worker;
+  const arrival *arrivals = job;
+  const int64_t length = arrivals->shape.length;
+  const int64_t all = arrivals->shape.batch * length;
+  const int64_t end = mha_min((index + 1) * ROWS_PER_TASK, all);
+  for (int64_t row = index * ROWS_PER_TASK; row < end; row++)
+    for (int k = 0; k < N_ARRIVALS; k++)
+      store_row(&arrivals[k], row / length, row % length);
+  return MHA_OK;
+}
+
+mha_status mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B,
+                           const float *k, const float *v, const mha_threads *threads) {
   const mha_cache_options *o = &cache->sizes;
-  const mha_tensor_shape ks = dense_rows(B, cached->new_rows, o->n_kv_heads, o->head_size);
-  const mha_tensor_shape vs = dense_rows(B, cached->new_rows, o->n_kv_heads, o->value_head_size);
-  copy_in(cache->keys, cached, k, &ks);
-  copy_in(cache->values, cached, v, &vs);
+  const int64_t n = cached->new_rows;
+  arrival arrivals[N_ARRIVALS] = {
+      {k, MHA_F32, dense_rows(B, n, o->n_kv_heads, o->head_size), cached, cache->keys, o->type},
+      {v, MHA_F32, dense_rows(B, n, o->n_kv_heads, o->value_head_size), cached, cache->values,
+       o->type}};
+  const double numbers =
+      (double)(B * n) * (double)(o->n_kv_heads * (o->head_size + o->value_head_size));
+  const mha_task_list list = {.work = store_task,
+                              .job = arrivals,
+                              .n_tasks = (B * n + ROWS_PER_TASK - 1) / ROWS_PER_TASK,
+                              .operations = MHA_OPERATIONS_PER_READ * numbers};
+  return mha_parallel_run(threads, &list);
 }
 
 void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B) {
@@ -154,6 +196,14 @@ static mha_status check_fit(const mha_cache *cache, const mha_tensor_shape *k,
   return MHA_OK;
 }
 
+static mha_status check_type(const mha_cache *cache, const mha_tensor *tensor, const char *name,
+                             mha_error *error) {
+  if (tensor->element == MHA_F32 || tensor->element == cache->sizes.type)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s.element is %s; rule: F32, or as the cache, %s",
+                  name, mha_element_name(tensor->element), mha_element_name(cache->sizes.type));
+}
+
 mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
                             const int64_t *cache_entries, const int64_t *new_lengths,
                             mha_error *error) {
@@ -163,11 +213,15 @@ mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_ten
   mha_cache_rows cached;
   mha_status status = mha_require(cache, "cache", error);
   if (!status)
-    status = mha_tensor_read(k, "k", &ks, &ranges, error);
+    status = mha_tensor_read_stored(k, "k", &ks, &ranges, error);
   if (!status)
-    status = mha_tensor_read(v, "v", &vs, &ranges, error);
+    status = mha_tensor_read_stored(v, "v", &vs, &ranges, error);
   if (!status)
     status = check_fit(cache, &ks, &vs, error);
+  if (!status)
+    status = check_type(cache, k, "k", error);
+  if (!status)
+    status = check_type(cache, v, "v", error);
   if (!status)
     status = mha_cache_ranges(cache, true, &ranges, error);
   if (!status)
@@ -185,8 +239,11 @@ mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_ten
                                .new_lengths = new_lengths};
   status = mha_cache_describe(cache, &call, &cached, error);
   if (!status) {
-    copy_in(cache->keys, &cached, k->data, &ks);
-    copy_in(cache->values, &cached, v->data, &vs);
+    const int32_t type = cache->sizes.type;
+    const arrival keys = {k->data, k->element, ks, &cached, cache->keys, type};
+    const arrival values = {v->data, v->element, vs, &cached, cache->values, type};
+    store_rows(&keys);
+    store_rows(&values);
     mha_cache_commit(cache, &cached, ks.batch);
   }
   mha_cache_leave(cache, true);
@@ -197,10 +254,10 @@ mha_status mha_cache_ranges(const mha_cache *cache, bool change, mha_address_ran
                             mha_error *error) {
   const mha_cache_options *o = &cache->sizes;
   const int64_t rows = o->n_entries * o->capacity * o->n_kv_heads;
-  mha_status status = mha_ranges_add(ranges, "the cache's keys", cache->keys, rows * o->head_size,
-                                     sizeof(float), change, error);
+  mha_status status = mha_ranges_add(ranges, "the cache's keys", cache->keys, rows,
+                                     mha_element_bytes(o->type, o->head_size), change, error);
   if (!status)
-    status = mha_ranges_add(ranges, "the cache's values", cache->values, rows * o->value_head_size,
-                            sizeof(float), change, error);
+    status = mha_ranges_add(ranges, "the cache's values", cache->values, rows,
+                            mha_element_bytes(o->type, o->value_head_size), change, error);
   return status;
 }

@@ -2,6 +2,7 @@
  * of memory: the object, its lengths, the numbers. */
 #include "cache.h"
 
+#include "base/element.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/tensor.h"
@@ -17,9 +18,10 @@ typedef struct cache_layout {
 } cache_layout;
 
 static size_t add_numbers(mha_layout *layout, const mha_cache_options *o, int64_t size) {
-  int64_t width = 0;
-  layout->overflow |= !mha_multiply(o->n_kv_heads, size, &width);
-  return mha_layout_add(layout, sizeof(float), o->n_entries, o->capacity, width);
+  int64_t row_bytes = 0;
+  layout->overflow |= !mha_element_extent(o->type, size, &row_bytes) ||
+                      !mha_multiply(o->n_kv_heads, row_bytes, &row_bytes);
+  return mha_layout_add(layout, 1, o->n_entries, o->capacity, row_bytes);
 }
 
 static cache_layout lay_out(const mha_cache_options *o) {
@@ -161,10 +163,14 @@ mha_status mha_cache_reset(mha_cache *cache, int64_t entry, mha_error *error) {
   return mha_succeed(error);
 }
 
-static void copy_rows(float *numbers, int64_t entry_elements, int64_t from, int64_t to,
-                      int64_t elements) {
-  memcpy(numbers + to * entry_elements, numbers + from * entry_elements,
-         (size_t)elements * sizeof *numbers);
+/* Copies the first `rows` rows, of G heads of `size`, of one entry to another. */
+static void copy_rows(const mha_cache_options *o, void *numbers, int64_t size, int64_t from,
+                      int64_t to, int64_t rows) {
+  const size_t row_bytes = mha_element_bytes(o->type, o->n_kv_heads * size);
+  const size_t entry_bytes = (size_t)o->capacity * row_bytes;
+  char *base = numbers;
+  memcpy(base + (size_t)to * entry_bytes, base + (size_t)from * entry_bytes,
+         (size_t)rows * row_bytes);
 }
 
 mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to, mha_error *error) {
@@ -174,13 +180,11 @@ mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to, mha_
   status = check_entry(cache, to, "to", error);
   if (!status && from != to) {
     const mha_cache_options *o = &cache->sizes;
-    const int64_t key_width = o->n_kv_heads * o->head_size;
-    const int64_t value_width = o->n_kv_heads * o->value_head_size;
     /* in a ring the rows behind a truncated length still hold older tokens */
     const int64_t rows =
         o->window > 0 ? mha_min(cache->highest[from], o->capacity) : cache->lengths[from];
-    copy_rows(cache->keys, o->capacity * key_width, from, to, rows * key_width);
-    copy_rows(cache->values, o->capacity * value_width, from, to, rows * value_width);
+    copy_rows(o, cache->keys, o->head_size, from, to, rows);
+    copy_rows(o, cache->values, o->value_head_size, from, to, rows);
     cache->lengths[to] = cache->lengths[from];
     cache->highest[to] = cache->highest[from];
   }
@@ -188,7 +192,7 @@ mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to, mha_
   return status ? status : mha_succeed(error);
 }
 
-static mha_tensor show(const mha_cache_options *o, const float *numbers, int64_t size) {
+static mha_tensor show(const mha_cache_options *o, const void *numbers, int64_t size) {
   const mha_tensor tensor = {numbers,
                              o->n_entries,
                              o->capacity,
@@ -198,7 +202,7 @@ static mha_tensor show(const mha_cache_options *o, const float *numbers, int64_t
                              o->n_kv_heads * size,
                              size,
                              1,
-                             MHA_F32,
+                             o->type,
                              0};
   return tensor;
 }

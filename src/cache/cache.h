@@ -5,6 +5,7 @@
 #include "base/arguments.h"
 #include "cache_rows.h"
 #include "mha.h"
+#include "runtime/parallel.h"
 
 #include <stdatomic.h>
 
@@ -17,8 +18,8 @@ struct mha_cache {
   int64_t *highest;   /* [n_entries] the longest since the last reset */
   int64_t *last_call; /* [n_entries] number of the last call that named the entry */
   int64_t n_calls;
-  float *keys;   /* [n_entries][capacity][G·d] */
-  float *values; /* [n_entries][capacity][G·dv] */
+  void *keys;   /* [n_entries][capacity][G·d] of sizes.type */
+  void *values; /* [n_entries][capacity][G·dv] */
 };
 
 /* Makes a cache of sizes that are all filled in and checked. */
@@ -44,9 +45,9 @@ typedef struct mha_cache_call {
 mha_status mha_cache_describe(mha_cache *cache, const mha_cache_call *call, mha_cache_rows *cached,
                               mha_error *error);
 
-/* Copies a call's rows, [B][rows][G·d] and [B][rows][G·dv], to their places. */
-void mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B, const float *k,
-                     const float *v);
+/* Rounds a call's rows, [B][rows][G·d] and [B][rows][G·dv], into their places. */
+mha_status mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64_t B,
+                           const float *k, const float *v, const mha_threads *threads);
 
 /* The rows that the call brought count from now on. */
 void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B);

@@ -1,19 +1,94 @@
-/* Owns the element types. Only float32 is stored so far, and is used as it lies. */
+/* Owns the ways from stored numbers to products: as views, widened, or, for few rows, as they lie.
+ */
 #include "numbers.h"
 
-const void *mha_numbers_at(const void *data, int32_t element, int64_t index) {
-  (void)element;
-  return (const float *)data + index;
+#include "base/arithmetic.h"
+#include "stored_rows.h"
+
+#include <string.h>
+
+/* ---- views ---- */
+
+mha_stored mha_stored_transposed(mha_stored w) {
+  const mha_stored transposed = {w.data, w.element,       w.columns,
+                                 w.rows, w.column_stride, w.row_stride};
+  return transposed;
+}
+
+mha_stored mha_stored_columns(mha_stored w, int64_t first, int64_t columns) {
+  w.data = mha_element_at(w.data, w.element, first * w.column_stride);
+  w.columns = columns;
+  return w;
+}
+
+mha_stored mha_stored_row_block(mha_stored w, int64_t first, int64_t rows) {
+  w.data = mha_element_at(w.data, w.element, first * w.row_stride);
+  w.rows = rows;
+  return w;
+}
+
+/* ---- widening ---- */
+
+void mha_numbers_widen(float *y, const void *x, int32_t element, int64_t n) {
+  if (element == MHA_F32)
+    memcpy(y, x, (size_t)n * sizeof *y);
+  else
+    mha_rows_best()->widen(y, x, element, n);
 }
 
 int64_t mha_numbers_scratch(int32_t element, int64_t rows, int64_t columns) {
-  (void)element, (void)rows, (void)columns;
-  return 0;
+  int64_t floats = 0;
+  if (element != MHA_F32 && !mha_multiply(rows, columns, &floats))
+    return INT64_MAX;
+  return floats;
 }
 
-mha_view mha_numbers_fetch(const mha_stored *stored, float *scratch) {
-  (void)scratch;
-  const mha_view view = {stored->data, stored->rows, stored->columns, stored->row_stride,
-                         stored->column_stride};
-  return view;
+mha_view mha_numbers_fetch(const mha_stored *w, float *scratch) {
+  if (w->element == MHA_F32) {
+    const mha_view view = {w->data, w->rows, w->columns, w->row_stride, w->column_stride};
+    return view;
+  }
+  if (w->column_stride != 1) {
+    const mha_stored turned = mha_stored_transposed(*w);
+    return mha_view_transposed(mha_numbers_fetch(&turned, scratch));
+  }
+  if (w->row_stride == w->columns)
+    mha_numbers_widen(scratch, w->data, w->element, w->rows * w->columns);
+  else
+    for (int64_t r = 0; r < w->rows; r++)
+      mha_numbers_widen(scratch + r * w->columns,
+                        mha_element_at(w->data, w->element, r * w->row_stride), w->element,
+                        w->columns);
+  return mha_view_rows(scratch, w->rows, w->columns, w->columns);
+}
+
+/* ---- products ---- */
+
+static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
+  for (int64_t r = 0; beta != 1.0f && r < rows; r++)
+    for (int64_t c = 0; c < columns; c++)
+      y[r * y_stride + c] = beta == 0.0f ? 0.0f : beta * y[r * y_stride + c];
+}
+
+void mha_numbers_multiply(float alpha, mha_view x, const mha_stored *w, float beta, float *y,
+                          int64_t y_stride) {
+  const bool by_columns = w->column_stride != 1; /* stored rows are columns of W */
+  int64_t row_bytes = 0;
+  (void)mha_element_extent(w->element, by_columns ? w->column_stride : w->row_stride, &row_bytes);
+  const mha_rows_product p = {.element = w->element,
+                              .w = w->data,
+                              .w_row_bytes = row_bytes,
+                              .rows = by_columns ? w->columns : w->rows,
+                              .columns = by_columns ? w->rows : w->columns,
+                              .alpha = alpha,
+                              .x = x.data,
+                              .x_rows = x.rows,
+                              .x_stride = x.row_stride,
+                              .y = y,
+                              .y_stride = y_stride};
+  start_rows(beta, y, x.rows, w->columns, y_stride);
+  if (by_columns)
+    mha_rows_best()->dots(&p);
+  else
+    mha_rows_best()->sums(&p);
 }

@@ -2,9 +2,11 @@
 #ifndef MHA_SRC_ENGINE_NUMBERS_H
 #define MHA_SRC_ENGINE_NUMBERS_H
 
+#include "base/element.h"
 #include "view.h"
 
-/* A matrix of any element type in somebody's buffer. Strides count elements; one of them is 1. */
+/* A matrix of any element type in somebody's buffer. Strides count elements; one of them is 1, and
+ * along it lie whole blocks. */
 typedef struct mha_stored {
   const void *data;
   int32_t element; /* mha_element */
@@ -12,13 +14,34 @@ typedef struct mha_stored {
   int64_t row_stride, column_stride;
 } mha_stored;
 
-/* Where element `index` of a buffer lies. */
-const void *mha_numbers_at(const void *data, int32_t element, int64_t index);
+/* The matrix seen with rows and columns exchanged; columns [first, first + columns) of it, rows
+ * [first, first + rows). Where blocks are cut, it is between two of them. */
+mha_stored mha_stored_transposed(mha_stored stored);
+mha_stored mha_stored_columns(mha_stored stored, int64_t first, int64_t columns);
+mha_stored mha_stored_row_block(mha_stored stored, int64_t first, int64_t rows);
+
+/* y[n] = the numbers at x, whole blocks, of any type. */
+void mha_numbers_widen(float *y, const void *x, int32_t element, int64_t n);
+
+/* y = x[n] rounded to a type, as mha_element_convert says. The caller's rounding mode does not
+ * count for the types of 16 bits. */
+void mha_numbers_round(void *y, int32_t element, const float *x, int64_t n);
+
+/* y = the n numbers at x, of one type, in another, as mha_element_convert says. */
+void mha_numbers_convert(void *y, int32_t to, const void *x, int32_t from, int64_t n);
 
 /* Floats of scratch that mha_numbers_fetch needs for a matrix: none for float32. */
 int64_t mha_numbers_scratch(int32_t element, int64_t rows, int64_t columns);
 
-/* The same matrix as float32: as it lies, or widened into the scratch. */
+/* The same matrix as float32: as it lies, or widened into the scratch, dense, its stored rows one
+ * after the other. */
 mha_view mha_numbers_fetch(const mha_stored *stored, float *scratch);
+
+/* Y = alpha·X·W + beta·Y for few rows of X, whose columns have stride 1, and a W that is not stored
+ * as float32: W is read once from end to end, and nothing is widened into memory. beta 0 writes Y
+ * without reading it. Each number of Y comes about in the same way whatever the other rows of X
+ * are. */
+void mha_numbers_multiply(float alpha, mha_view x, const mha_stored *w, float beta, float *y,
+                          int64_t y_stride);
 
 #endif

@@ -25,14 +25,27 @@ bool mha_packed_floats(int64_t in, int64_t out, int64_t *floats) {
          mha_multiply(blocks / MHA_PACKED_COLUMNS * MHA_PACKED_COLUMNS, in, floats);
 }
 
-void mha_packed_fill(float *packed, mha_view w) {
-  for (int64_t first = 0; first < w.columns; first += MHA_PACKED_COLUMNS) {
-    const int64_t columns = mha_min(w.columns - first, MHA_PACKED_COLUMNS);
-    const float *from = w.data + first * w.column_stride;
-    for (int64_t r = 0; r < w.rows; r++, packed += MHA_PACKED_COLUMNS) {
-      for (int64_t c = 0; c < columns; c++)
-        packed[c] = from[r * w.row_stride + c * w.column_stride];
-      memset(packed + columns, 0, (size_t)(MHA_PACKED_COLUMNS - columns) * sizeof *packed);
+/* Rows of W that are looked at together, so that a tile of them fits the stack as float32. */
+enum { TILE_ROWS = 64 };
+
+/* Packs a tile of W: at most TILE_ROWS rows and a block of columns. */
+static void fill_tile(float *packed, const mha_stored *tile) {
+  float scratch[TILE_ROWS * MHA_PACKED_COLUMNS];
+  const mha_view w = mha_numbers_fetch(tile, scratch);
+  for (int64_t r = 0; r < w.rows; r++, packed += MHA_PACKED_COLUMNS) {
+    for (int64_t c = 0; c < w.columns; c++)
+      packed[c] = w.data[r * w.row_stride + c * w.column_stride];
+    memset(packed + w.columns, 0, (size_t)(MHA_PACKED_COLUMNS - w.columns) * sizeof *packed);
+  }
+}
+
+void mha_packed_fill(float *packed, const mha_stored *w) {
+  for (int64_t first = 0; first < w->columns; first += MHA_PACKED_COLUMNS) {
+    const int64_t columns = mha_min(w->columns - first, MHA_PACKED_COLUMNS);
+    const mha_stored block = mha_stored_columns(*w, first, columns);
+    for (int64_t r = 0; r < w->rows; r += TILE_ROWS) {
+      const mha_stored tile = mha_stored_row_block(block, r, mha_min(w->rows - r, TILE_ROWS));
+      fill_tile(packed + (first * w->rows + r * MHA_PACKED_COLUMNS), &tile);
     }
   }
 }

@@ -3,7 +3,7 @@
 #define MHA_SRC_ENGINE_PACKED_H
 
 #include "kernels.h"
-#include "view.h"
+#include "numbers.h"
 
 /* Columns of a block; the last one is filled up with zeros. */
 #define MHA_PACKED_COLUMNS 64
@@ -11,8 +11,8 @@
 /* Numbers of a packed W [in][out]; false if they overflow. */
 bool mha_packed_floats(int64_t in, int64_t out, int64_t *floats);
 
-/* W [in][out], seen through its strides, as [out/64][in][64]. */
-void mha_packed_fill(float *packed, mha_view w);
+/* W [in][out], of any type, as [out/64][in][64]. */
+void mha_packed_fill(float *packed, const mha_stored *w);
 
 /* Kernels of a packed matrix: for whole and for remaining columns, whole and remaining rows. */
 enum { MHA_PACKED_SHAPES = 4 };

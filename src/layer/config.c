@@ -202,8 +202,8 @@ static mha_status complete_sizes(mha_config *c, const mha_matrices *m, mha_width
 }
 
 static mha_status check_flags(const mha_config *c, mha_error *error) {
-  mha_status status =
-      mha_require_flags(c->flags, MHA_SCALE | MHA_PACK_WEIGHTS, "config.flags", error);
+  mha_status status = mha_require_flags(c->flags, MHA_SCALE | MHA_PACK_WEIGHTS | MHA_KEEP_TYPE,
+                                        "config.flags", error);
   if (!status && c->flags & MHA_PACK_WEIGHTS && mha_kernels_missing())
     status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "config.flags has MHA_PACK_WEIGHTS, but %s; rule: only where "

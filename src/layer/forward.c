@@ -33,13 +33,16 @@ mha_live_rows mha_forward_live_keys(const mha_forward_call *c) {
 /* ---- the five steps ---- */
 
 /* 1. Q, K and V in one list of panels. Keys beyond their lengths are not touched; with a cache the
- * new ones go straight into their rows of it, unless it is better to gather them first. */
+ * new ones go straight into their rows of it, unless they are to be rounded or it is better to
+ * gather them first. */
 static mha_status project_inputs(mha_forward_call *c) {
   const mha_weights *w = c->weights;
   const mha_live_rows keys = mha_forward_live_keys(c);
   float *partial = c->workspace.partial;
   const mha_projecting query = {.projection = &w->query,
                                 .partial = partial,
+                                .widened = c->workspace.widened,
+                                .widened_floats = c->workspace.widened_floats,
                                 .x = c->args.query,
                                 .y = c->workspace.q,
                                 .x_shape = c->query,
@@ -48,6 +51,8 @@ static mha_status project_inputs(mha_forward_call *c) {
   partial += mha_partial_floats(&w->query);
   const mha_projecting key = {.projection = &w->key,
                               .partial = partial,
+                              .widened = c->workspace.widened,
+                              .widened_floats = c->workspace.widened_floats,
                               .x = c->args.key,
                               .y = c->workspace.k,
                               .x_shape = c->key,
@@ -57,6 +62,8 @@ static mha_status project_inputs(mha_forward_call *c) {
   partial += mha_partial_floats(&w->key);
   const mha_projecting value = {.projection = &w->value,
                                 .partial = partial,
+                                .widened = c->workspace.widened,
+                                .widened_floats = c->workspace.widened_floats,
                                 .x = c->args.value,
                                 .y = c->workspace.v,
                                 .x_shape = c->value,
@@ -84,7 +91,8 @@ static mha_status prepare_inputs(const mha_forward_call *c) {
     arrays[n++] = c->prepare_k;
   const mha_status status = mha_prepare(&c->context->threads, arrays, n);
   if (!status && c->gather)
-    mha_cache_store(c->args.cache, &c->cached, c->args.batch, c->workspace.k, c->workspace.v);
+    return mha_cache_store(c->args.cache, &c->cached, c->args.batch, c->workspace.k, c->workspace.v,
+                           &c->context->threads);
   return status;
 }
 
@@ -95,9 +103,10 @@ static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int6
 }
 
 /* The same of a cache's keys or values: [n_entries][capacity][G·size]. */
-static mha_heads split_cached_heads(const mha_forward_call *c, const float *data,
+static mha_heads split_cached_heads(const mha_forward_call *c, const void *data,
                                     const mha_rows_shape *rows, int64_t size) {
-  const mha_heads heads = {data, MHA_F32, c->cached.capacity * rows->width, rows->width, size};
+  const mha_heads heads = {data, c->args.cache->sizes.type, c->cached.capacity * rows->width,
+                           rows->width, size};
   return heads;
 }
 
@@ -130,6 +139,8 @@ static mha_status project_output(mha_forward_call *c, const float *concat) {
   const mha_projecting output = {
       .projection = &c->weights->output,
       .partial = c->workspace.partial,
+      .widened = c->workspace.widened,
+      .widened_floats = c->workspace.widened_floats,
       .x = concat,
       .y = c->args.output,
       .x_shape = c->concat,
@@ -207,7 +218,9 @@ static bool has_work(const mha_forward_call *c) {
 
 static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->direct ? 0 : c->key.length;
-  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows,
+  if (c->in_cache)
+    c->core.k.element = c->core.v.element = c->args.cache->sizes.type;
+  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->key.length,
                               mha_scratch_strides(c->weights), c->names->sizes};
   const mha_status status =
       mha_scratch_take(c->context, c->weights, &size, &c->core, &c->workspace, error);

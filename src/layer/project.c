@@ -32,6 +32,19 @@
 #define MHA_PACKED_PANEL_COLUMNS 256
 #endif
 
+/* Matrices of other types than float32 are widened for each panel, in pieces that stay in a cache
+ * while they are multiplied, so a panel has more rows; few rows are multiplied with the matrix as
+ * it is stored. */
+#define WIDENED_PANEL_ROWS (2 * MHA_PANEL_ROWS)
+#ifndef MHA_WIDENED_FLOATS
+#define MHA_WIDENED_FLOATS (INT64_C(1024) * 512)
+#endif
+#ifndef MHA_FEW_STORED_ROWS
+#define MHA_FEW_STORED_ROWS 8
+#endif
+/* Rows of a piece are a multiple of this, which is whole blocks. */
+enum { PIECE_ROWS = 64 };
+
 #define MAX_PROJECTIONS 3
 
 /* Rows of an entry up to which they count as few. */
@@ -80,7 +93,18 @@ static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row
     return mha_min(columns, INT64_C(4) * MHA_PANEL_COLUMNS);
   const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
   const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
-  return mha_min(divide_up(divide_up(columns, panels), MHA_LANES) * MHA_LANES, columns);
+  const int64_t whole = mha_max(MHA_LANES, mha_element_block(w->element));
+  return mha_min(divide_up(divide_up(columns, panels), whole) * whole, columns);
+}
+
+static bool is_stored(const mha_projection *w) {
+  return w->matrix && w->element != MHA_F32;
+}
+
+/* Rows of W, all of them or a multiple of PIECE_ROWS, that are widened together. */
+static int64_t piece_rows(const mha_projection *w, int64_t columns) {
+  const int64_t fit = MHA_WIDENED_FLOATS / columns / PIECE_ROWS * PIECE_ROWS;
+  return mha_min(mha_max(fit, PIECE_ROWS), w->in);
 }
 
 static int64_t part_count(const mha_projection *w) {
@@ -89,6 +113,20 @@ static int64_t part_count(const mha_projection *w) {
 
 int64_t mha_partial_floats(const mha_projection *projection) {
   return part_count(projection) * projection->out;
+}
+
+int64_t mha_widened_floats(const mha_projection *w, int64_t rows) {
+  if (!is_stored(w) || rows <= MHA_FEW_STORED_ROWS)
+    return 0;
+  const int64_t block = mha_element_block(w->element);
+  const int64_t columns = mha_min(divide_up(MHA_PANEL_COLUMNS, block) * block, w->out);
+  return mha_min(columns * w->in, mha_max(MHA_WIDENED_FLOATS, columns * PIECE_ROWS));
+}
+
+bool mha_widening_tasks(const mha_projection *w, int64_t entries, int64_t length, int64_t *tasks) {
+  const int64_t panels = divide_up(w->out, mha_min(MHA_PANEL_COLUMNS, MIN_PANEL_COLUMNS));
+  return mha_multiply(entries, length / WIDENED_PANEL_ROWS + 1, tasks) &&
+         mha_multiply(*tasks, panels, tasks);
 }
 
 static bool is_single_row(const mha_projecting *p) {
@@ -101,18 +139,22 @@ static bool is_live(const mha_projecting *p) {
 }
 
 /* Kernels are for dense rows. A single one is bound by reading the matrix, and what reads several
- * of its rows side by side is faster than a packed one from end to end. */
+ * of its rows side by side is faster than a packed one from end to end; few rows are where a matrix
+ * that is stored smaller than its packed form is read faster. */
 static bool use_kernels(const mha_context *context, const mha_projecting *p, mha_packed *packed) {
   const mha_projection *w = p->projection;
-  return context->kernels && w->packed && !is_single_row(p) && p->x_shape.row_stride == w->in &&
-         (p->cached || p->y_shape.row_stride == w->out) &&
+  const int64_t few = is_stored(w) ? MHA_FEW_STORED_ROWS : 1;
+  return context->kernels && w->packed && p->x_shape.batch * p->x_shape.length > few &&
+         p->x_shape.row_stride == w->in && (p->cached || p->y_shape.row_stride == w->out) &&
          mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);
 }
 
 static cut make_cut(const mha_context *context, const mha_projecting *p) {
   cut c = {.engine = context->engine, .p = p};
   c.is_packed = use_kernels(context, p, &c.packed);
-  c.panel_rows = c.is_packed ? MHA_PACKED_PANEL_ROWS : MHA_PANEL_ROWS;
+  c.panel_rows = c.is_packed                ? MHA_PACKED_PANEL_ROWS
+                 : is_stored(p->projection) ? WIDENED_PANEL_ROWS
+                                            : MHA_PANEL_ROWS;
   if (!c.is_packed && p->partial && part_count(p->projection) > 1 && is_single_row(p) && is_live(p))
     c.parts = part_count(p->projection);
   c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
@@ -145,6 +187,7 @@ typedef struct panel {
   const mha_engine *engine;
   const mha_packed *packed; /* or NULL */
   const mha_projecting *p;
+  float *widened; /* room for pieces of the matrix */
   const float *x;
   float *y;
   int64_t y_stride;
@@ -186,12 +229,32 @@ static void add_identity(const panel *q) {
   }
 }
 
+/* Y = X·W + beta·Y for a matrix that is widened piece by piece: X of some columns times the rows of
+ * W that meet them. */
+static mha_status add_pieces(const panel *q, mha_view x, const mha_stored *matrix, float beta) {
+  const int64_t step = piece_rows(q->p->projection, q->columns);
+  mha_status status = MHA_OK;
+  for (int64_t first = 0; !status && first < matrix->rows; first += step) {
+    const int64_t rows = mha_min(matrix->rows - first, step);
+    const mha_stored piece = mha_stored_row_block(*matrix, first, rows);
+    status = q->engine->multiply(1.0f, mha_view_columns(x, first, rows),
+                                 mha_numbers_fetch(&piece, q->widened), first > 0 ? 1.0f : beta,
+                                 q->y, q->y_stride);
+  }
+  return status;
+}
+
 static mha_status add_product(const panel *q, bool onto_nothing) {
   const mha_projection *w = q->p->projection;
   const mha_view x = mha_view_rows(q->x, q->rows, w->in, q->p->x_shape.row_stride);
-  const mha_view matrix = {w->matrix, w->in, w->out, w->in_stride, w->out_stride};
-  return q->engine->multiply(1.0f, x, mha_view_columns(matrix, q->column, q->columns),
-                             onto_nothing ? 0.0f : 1.0f, q->y, q->y_stride);
+  const mha_stored matrix = mha_stored_columns(mha_projection_matrix(w), q->column, q->columns);
+  const float beta = onto_nothing ? 0.0f : 1.0f;
+  if (!is_stored(w))
+    return q->engine->multiply(1.0f, x, mha_numbers_fetch(&matrix, NULL), beta, q->y, q->y_stride);
+  if (q->rows > MHA_FEW_STORED_ROWS)
+    return add_pieces(q, x, &matrix, beta);
+  mha_numbers_multiply(1.0f, x, &matrix, beta, q->y, q->y_stride);
+  return MHA_OK;
 }
 
 static mha_status project_panel(const panel *q) {
@@ -231,13 +294,15 @@ static float *row_place(const mha_projecting *p, int64_t run, int64_t row) {
   return p->y + run * p->y_shape.batch_stride + row * p->y_shape.row_stride;
 }
 
-static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, int64_t column) {
+static panel make_panel(const cut *c, int32_t worker, int64_t run, int64_t row, int64_t rows,
+                        int64_t column) {
   const mha_projecting *p = c->p;
   const int64_t left = p->projection->out - column;
   const panel q = {
       .engine = c->engine,
       .packed = c->is_packed ? &c->packed : NULL,
       .p = p,
+      .widened = p->widened ? p->widened + worker * p->widened_floats : NULL,
       .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
       .y = row_place(p, run, row) + column,
       .y_stride = p->cached ? p->projection->out : p->y_shape.row_stride,
@@ -249,7 +314,7 @@ static panel make_panel(const cut *c, int64_t run, int64_t row, int64_t rows, in
 }
 
 /* Rows [row, end) of a run that are computed; those of a ring in up to two panels. */
-static mha_status project_rows(const cut *c, int64_t run, int64_t row, int64_t end,
+static mha_status project_rows(const cut *c, int32_t worker, int64_t run, int64_t row, int64_t end,
                                int64_t column) {
   const mha_cache_rows *cached = c->p->cached;
   mha_status status = MHA_OK;
@@ -257,7 +322,7 @@ static mha_status project_rows(const cut *c, int64_t run, int64_t row, int64_t e
     int64_t rows = end - row;
     if (cached)
       rows = mha_min(rows, mha_cache_rows_run(cached, mha_cache_rows_before(cached, run) + row));
-    const panel q = make_panel(c, run, row, rows, column);
+    const panel q = make_panel(c, worker, run, row, rows, column);
     status = project_panel(&q);
     row += rows;
   }
@@ -272,14 +337,18 @@ static mha_status project_part(const cut *c, int64_t part) {
   const int64_t first = part * w->in / c->parts;
   const int64_t end = (part + 1) * w->in / c->parts;
   const mha_view x = mha_view_rows(c->p->x + first, 1, end - first, end - first);
-  const mha_view rows = {w->matrix + first * w->in_stride, end - first, w->out, w->in_stride, 1};
-  return c->engine->multiply(1.0f, x, rows, 0.0f, c->p->partial + part * w->out, w->out);
+  const mha_stored rows = mha_stored_row_block(mha_projection_matrix(w), first, end - first);
+  float *y = c->p->partial + part * w->out;
+  if (!is_stored(w))
+    return c->engine->multiply(1.0f, x, mha_numbers_fetch(&rows, NULL), 0.0f, y, w->out);
+  mha_numbers_multiply(1.0f, x, &rows, 0.0f, y, w->out);
+  return MHA_OK;
 }
 
 /* y = b, or y += b, and the partial sums in their order. */
 static void add_parts(const cut *c) {
   const mha_projection *w = c->p->projection;
-  panel whole = make_panel(c, 0, 0, 1, 0);
+  panel whole = make_panel(c, 0, 0, 0, 1, 0);
   whole.columns = w->out;
   start_from_bias(&whole);
   for (int64_t part = 0; part < c->parts; part++)
@@ -289,7 +358,6 @@ static void add_parts(const cut *c) {
 /* ---- the tasks ---- */
 
 static mha_status project_task(void *argument, int64_t index, int32_t worker) {
-  (void)worker;
   const project_job *job = argument;
   const cut *c = find_cut(job, index);
   const int64_t local = index - c->first_task;
@@ -301,9 +369,9 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
   const int64_t end = mha_min(row + c->panel_rows, c->run_rows);
   const int64_t live = live_rows(c, run);
   const int64_t live_end = mha_max(row, mha_min(live, end));
-  const mha_status status = project_rows(c, run, row, live_end, column);
+  const mha_status status = project_rows(c, worker, run, row, live_end, column);
   if (c->p->fill && end > live_end) {
-    const panel rest = make_panel(c, run, live_end, end - live_end, column);
+    const panel rest = make_panel(c, worker, run, live_end, end - live_end, column);
     start_from_bias(&rest);
   }
   return status;

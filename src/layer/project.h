@@ -23,7 +23,10 @@ typedef struct mha_projecting {
   mha_live_rows live;
   const mha_cache_rows *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
                                entry's rows go behind those that it has; y_shape is not used */
-  float *partial;  /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
+  float *partial; /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
+  float *widened; /* for each worker room for mha_widened_floats, one after the other; not used for
+                     float32 */
+  int64_t widened_floats;
   bool accumulate; /* y += x·W + b */
   bool fill;       /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
@@ -32,6 +35,15 @@ typedef struct mha_projecting {
  * to end: a task for each part, whose result [out] is a partial sum. Numbers that they need at
  * most. */
 int64_t mha_partial_floats(const mha_projection *projection);
+
+/* The most numbers that a worker widens a matrix of another type than float32 to at a time, for
+ * calls of so many rows altogether, or of fewer. */
+int64_t mha_widened_floats(const mha_projection *projection, int64_t rows);
+
+/* At least the tasks of such a call's projection of `entries` times `length` rows; false if they
+ * overflow. */
+bool mha_widening_tasks(const mha_projection *projection, int64_t entries, int64_t length,
+                        int64_t *tasks);
 
 /* Few new rows of each of several entries lie far apart in a cache; a product for each entry would
  * read the matrix as often. They are projected side by side instead, into this many scratch rows of

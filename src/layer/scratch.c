@@ -11,7 +11,8 @@
 typedef struct plan {
   mha_cut_sizes sizes;
   mha_layout layout;
-  size_t q, k, v, concat, partial;
+  size_t q, k, v, concat, partial, widened;
+  int64_t widened_floats;
   mha_attention_scratch attention;
 } plan;
 
@@ -19,7 +20,31 @@ static size_t add_rows(mha_layout *layout, const mha_projection *projection, int
   return mha_layout_add(layout, sizeof(float), B, L, projection->out);
 }
 
-static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size *size) {
+/* Room for matrices that are widened, for as many workers as a list of projections has work for. */
+static void add_widened(plan *p, const mha_weights *weights, int64_t entries, int64_t queries,
+                        int64_t keys, int32_t n_threads) {
+  const struct {
+    const mha_projection *projection;
+    int64_t length;
+  } all[] = {{&weights->query, queries},
+             {&weights->key, keys},
+             {&weights->value, keys},
+             {&weights->output, queries}};
+  int64_t together = 0;
+  for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+    int64_t rows = 0;
+    int64_t tasks = 0;
+    p->layout.overflow |= !mha_multiply(entries, all[k].length, &rows) ||
+                          !mha_widening_tasks(all[k].projection, entries, all[k].length, &tasks) ||
+                          !mha_add(together, tasks, &together);
+    p->widened_floats = mha_max(p->widened_floats, mha_widened_floats(all[k].projection, rows));
+  }
+  p->widened =
+      mha_layout_add(&p->layout, sizeof(float), mha_min(together, n_threads), p->widened_floats, 1);
+}
+
+static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size *size,
+                        int32_t n_threads) {
   const mha_cut_sizes *s = &size->core;
   const int64_t entries = s->packed ? 1 : s->B;
   const int64_t inputs = mha_partial_floats(&weights->query) + mha_partial_floats(&weights->key) +
@@ -31,6 +56,7 @@ static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size
   p->concat = mha_layout_add(&p->layout, sizeof(float), entries, s->Lq, weights->output.in);
   p->partial = mha_layout_add(&p->layout, sizeof(float),
                               mha_max(inputs, mha_partial_floats(&weights->output)), 1, 1);
+  add_widened(p, weights, entries, s->Lq, size->new_rows, n_threads);
 }
 
 /* Whether keys are laid out is the context's affair; rows of Q and V must be such as kernels take.
@@ -49,7 +75,7 @@ static mha_status make_plan(const mha_context *context, const mha_weights *weigh
   p->sizes = sizes_in(context, size);
   const mha_cut_sizes *s = &p->sizes;
   if (weights)
-    add_buffers(p, weights, size);
+    add_buffers(p, weights, size, context->threads.n);
   p->attention = mha_attention_plan(s, context->threads.n, &p->layout);
   if (p->layout.bytes ==
       0) /* rows that go to a cache need none; arrays of no bytes lie somewhere */
@@ -136,6 +162,8 @@ mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
     w->v = (float *)(void *)(context->arena + p.v);
     w->concat = (float *)(void *)(context->arena + p.concat);
     w->partial = (float *)(void *)(context->arena + p.partial);
+    w->widened = (float *)(void *)(context->arena + p.widened);
+    w->widened_floats = p.widened_floats;
   }
   core->engine = context->engine;
   core->is_laid = p.sizes.laid;

@@ -15,6 +15,7 @@ typedef struct mha_size_names {
 typedef struct mha_call_size {
   mha_cut_sizes core;
   int64_t key_rows; /* of each entry's K and V that need room here, not in a cache */
+  int64_t new_rows; /* of each entry's key and value that are projected */
   mha_laid_strides strides;
   mha_size_names names;
 } mha_call_size;
@@ -27,6 +28,8 @@ typedef struct mha_scratch {
   float *concat; /* [B·Lq][H·dv] */
   float
       *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
+  float *widened; /* for each worker widened_floats, which the projections share */
+  int64_t widened_floats;
 } mha_scratch;
 
 /* Rows of Q in the workspace, and of V there or in a cache. */

@@ -16,26 +16,31 @@
 /* One of the four, with all that is checked and copied of it. */
 typedef struct matrix_entry {
   const char *name;
-  const float *data, *bias;
+  const void *data;
+  const float *bias;
   int32_t element;
   int64_t in, out, ld;
   mha_projection *projection;
+  int32_t kept; /* mha_element of the layer's own copy */
 } matrix_entry;
 
 #define N_MATRICES 4
 
+/* Copies are of the type `kept`, or each as it is given if that is MHA_AS_GIVEN. */
 static void list_matrices(matrix_entry entries[N_MATRICES], mha_weights *layer,
-                          const mha_matrices *m, const mha_widths *w) {
+                          const mha_matrices *m, const mha_widths *w, int32_t kept) {
   const mha_config *c = &layer->config;
   const matrix_entry list[N_MATRICES] = {
       {"query", m->query, m->query_bias, m->query_element, c->query_width, w->q, m->query_ld,
-       &layer->query},
-      {"key", m->key, m->key_bias, m->key_element, c->key_width, w->k, m->key_ld, &layer->key},
+       &layer->query, 0},
+      {"key", m->key, m->key_bias, m->key_element, c->key_width, w->k, m->key_ld, &layer->key, 0},
       {"value", m->value, m->value_bias, m->value_element, c->value_width, w->v, m->value_ld,
-       &layer->value},
+       &layer->value, 0},
       {"output", m->output, m->output_bias, m->output_element, w->concat, c->output_width,
-       m->output_ld, &layer->output}};
+       m->output_ld, &layer->output, 0}};
   memcpy(entries, list, sizeof list);
+  for (int k = 0; k < N_MATRICES; k++)
+    entries[k].kept = kept == MHA_AS_GIVEN ? entries[k].element : kept;
 }
 
 static int64_t matrix_rows(const matrix_entry *e, int32_t orientation) {
@@ -46,10 +51,29 @@ static int64_t matrix_columns(const matrix_entry *e, int32_t orientation) {
   return orientation == MHA_OUT_IN ? e->in : e->out;
 }
 
+static mha_status check_blocks(const matrix_entry *e, int64_t columns, mha_error *error) {
+  const int64_t block = mha_element_block(e->element);
+  const int64_t kept = mha_element_block(e->kept);
+  if (columns % kept != 0)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "the %s matrix has rows of %lld numbers; rule: whole blocks of %s, %lld",
+                    e->name, (long long)columns, mha_element_name(e->kept), (long long)kept);
+  if (columns % block != 0)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "matrices.%s has rows of %lld numbers; rule: whole blocks of %s, %lld", e->name,
+                    (long long)columns, mha_element_name(e->element), (long long)block);
+  if (e->ld % block != 0)
+    return mha_fail(error, MHA_ERROR_STRIDE,
+                    "matrices.%s_ld is %lld; rule: whole blocks of %s, %lld", e->name,
+                    (long long)e->ld, mha_element_name(e->element), (long long)block);
+  return MHA_OK;
+}
+
 static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *error) {
-  if (e->element != MHA_F32)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED, "matrices.%s_element is %d; rule: MHA_F32",
-                    e->name, (int)e->element);
+  if (!mha_element_is_known(e->element))
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "matrices.%s_element is %d; rule: a value of mha_element", e->name,
+                    (int)e->element);
   if (!e->data && e->in != e->out)
     return mha_fail(error, MHA_ERROR_WEIGHTS,
                     "matrices.%s is NULL between widths %lld and %lld; rule: an absent matrix is "
@@ -71,14 +95,15 @@ static mha_status check_matrix(matrix_entry *e, int32_t orientation, mha_error *
     return mha_fail(error, MHA_ERROR_OVERFLOW,
                     "matrices.%s_ld is %lld; rule: at most %lld, the BLAS's integer", e->name,
                     (long long)e->ld, (long long)MHA_BLAS_MAX);
-  return MHA_OK;
+  return check_blocks(e, columns, error);
 }
 
 /* Points a projection at numbers that lie `ld` apart. */
-static void set_projection(const matrix_entry *e, int32_t orientation, const float *data,
-                           const float *bias, int64_t ld) {
+static void set_projection(const matrix_entry *e, int32_t orientation, const void *data,
+                           int32_t element, const float *bias, int64_t ld) {
   const bool in_out = orientation != MHA_OUT_IN;
-  const mha_projection p = {data, bias, e->in, e->out, in_out ? ld : 1, in_out ? 1 : ld, NULL};
+  const mha_projection p = {data, element, bias, e->in, e->out, in_out ? ld : 1, in_out ? 1 : ld,
+                            NULL};
   *e->projection = p;
 }
 
@@ -94,27 +119,37 @@ typedef struct vector_entry {
 static void borrow(const matrix_entry entries[N_MATRICES], const vector_entry vectors[N_VECTORS],
                    int32_t orientation) {
   for (int k = 0; k < N_MATRICES; k++)
-    set_projection(&entries[k], orientation, entries[k].data, entries[k].bias, entries[k].ld);
+    set_projection(&entries[k], orientation, entries[k].data, entries[k].element, entries[k].bias,
+                   entries[k].ld);
   for (int k = 0; k < N_VECTORS; k++)
     *vectors[k].place = vectors[k].data;
 }
 
+/* Adds a dense copy of the matrix to the layout. */
+static size_t plan_copy(const matrix_entry *e, int32_t orientation, mha_layout *layout) {
+  int64_t row_bytes = 0;
+  layout->overflow |= !mha_element_extent(e->kept, matrix_columns(e, orientation), &row_bytes);
+  return mha_layout_add(layout, 1, matrix_rows(e, orientation), row_bytes, 1);
+}
+
 static void copy_matrix(const matrix_entry *e, int32_t orientation, char *base,
                         mha_layout *layout) {
-  float *data = NULL;
+  char *data = NULL;
   float *bias = NULL;
   const int64_t rows = matrix_rows(e, orientation);
   const int64_t columns = matrix_columns(e, orientation);
+  const size_t row_bytes = mha_element_bytes(e->kept, columns);
   if (e->data) {
-    data = (void *)(base + mha_layout_add(layout, sizeof *data, rows, columns, 1));
+    data = base + plan_copy(e, orientation, layout);
     for (int64_t r = 0; r < rows; r++)
-      memcpy(data + r * columns, e->data + r * e->ld, (size_t)columns * sizeof *data);
+      mha_numbers_convert(data + (size_t)r * row_bytes, e->kept,
+                          mha_element_at(e->data, e->element, r * e->ld), e->element, columns);
   }
   if (e->bias) {
     bias = (void *)(base + mha_layout_add(layout, sizeof *bias, e->out, 1, 1));
     memcpy(bias, e->bias, (size_t)e->out * sizeof *bias);
   }
-  set_projection(e, orientation, data, bias, columns);
+  set_projection(e, orientation, data, e->kept, bias, columns);
 }
 
 /* Adds the packed matrix to the layout. */
@@ -127,11 +162,11 @@ static size_t plan_packed(const matrix_entry *e, mha_layout *layout) {
 /* Packs the matrix, as the projection has it already. */
 static void pack_matrix(const matrix_entry *e, char *base, mha_layout *layout) {
   mha_projection *p = e->projection;
-  const mha_view w = {p->matrix, p->in, p->out, p->in_stride, p->out_stride};
   if (!p->matrix)
     return;
   float *packed = (void *)(base + plan_packed(e, layout));
-  mha_packed_fill(packed, w);
+  const mha_stored w = mha_projection_matrix(p);
+  mha_packed_fill(packed, &w);
   p->packed = packed;
 }
 
@@ -163,7 +198,7 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
   (void)mha_layout_add(&layout, sizeof(mha_weights), 1, 1, 1);
   for (int k = 0; m->ownership == MHA_COPY && k < N_MATRICES; k++) {
     if (entries[k].data)
-      (void)mha_layout_add(&layout, sizeof(float), entries[k].in, entries[k].out, 1);
+      (void)plan_copy(&entries[k], m->orientation, &layout);
     if (entries[k].bias)
       (void)mha_layout_add(&layout, sizeof(float), entries[k].out, 1, 1);
   }
@@ -185,7 +220,7 @@ static mha_layout plan_memory(const matrix_entry entries[N_MATRICES],
 
 /* Reads and checks everything into `layer`, which lives on the stack until memory is there. */
 static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entries[N_MATRICES],
-                          const mha_config *config, const mha_matrices *matrices,
+                          const mha_config *config, const mha_matrices *matrices, int32_t kept,
                           mha_error *error) {
   mha_widths widths = {0};
   mha_status status = mha_read_struct(&layer->config, sizeof layer->config, MHA_FIRST_CONFIG,
@@ -205,7 +240,7 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
     status = mha_require_sinks(m->sinks, layer->config.n_heads, "matrices.sinks", error);
   if (status)
     return status;
-  list_matrices(entries, layer, m, &widths);
+  list_matrices(entries, layer, m, &widths, kept);
   for (int k = 0; !status && k < N_MATRICES; k++)
     status = check_matrix(&entries[k], m->orientation, error);
   const mha_config *c = &layer->config;
@@ -218,12 +253,12 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
   return status;
 }
 
-static mha_status create(const mha_config *config, const mha_matrices *matrices,
-                         mha_weights **weights, mha_error *error) {
+mha_status mha_weights_create_as(const mha_config *config, const mha_matrices *matrices,
+                                 int32_t kept, mha_weights **weights, mha_error *error) {
   mha_weights layer = {.references = 0};
   mha_matrices m;
   matrix_entry entries[N_MATRICES];
-  const mha_status status = prepare(&layer, &m, entries, config, matrices, error);
+  const mha_status status = prepare(&layer, &m, entries, config, matrices, kept, error);
   if (status)
     return status;
   vector_entry vectors[N_VECTORS];
@@ -270,7 +305,7 @@ mha_status mha_weights_create(const mha_config *config, const mha_matrices *matr
   if (status)
     return status;
   *weights = NULL;
-  return create(config, matrices, weights, error);
+  return mha_weights_create_as(config, matrices, MHA_AS_GIVEN, weights, error);
 }
 
 mha_weights *mha_weights_retain(mha_weights *weights) {
@@ -298,5 +333,35 @@ mha_status mha_weights_config(const mha_weights *weights, mha_config *config, mh
   if (status)
     return status;
   mha_write_struct(config, &weights->config, sizeof weights->config);
+  return mha_succeed(error);
+}
+
+static void show_matrix(const mha_projection *p, bool in_out, const void **matrix, int32_t *element,
+                        int64_t *ld, const float **bias) {
+  *matrix = p->matrix;
+  *element = p->element;
+  *ld = !p->matrix ? 0 : in_out ? p->in_stride : p->out_stride;
+  *bias = p->bias;
+}
+
+mha_status mha_weights_matrices(const mha_weights *w, mha_matrices *matrices, mha_error *error) {
+  mha_matrices m;
+  mha_status status = mha_require(w, "weights", error);
+  if (!status)
+    status = mha_read_struct(&m, sizeof m, MHA_FIRST_MATRICES, matrices, "matrices", error);
+  if (status)
+    return status;
+  const bool in_out = w->orientation == MHA_IN_OUT;
+  MHA_INIT(&m);
+  m.orientation = w->orientation;
+  m.ownership = MHA_BORROW;
+  show_matrix(&w->query, in_out, &m.query, &m.query_element, &m.query_ld, &m.query_bias);
+  show_matrix(&w->key, in_out, &m.key, &m.key_element, &m.key_ld, &m.key_bias);
+  show_matrix(&w->value, in_out, &m.value, &m.value_element, &m.value_ld, &m.value_bias);
+  show_matrix(&w->output, in_out, &m.output, &m.output_element, &m.output_ld, &m.output_bias);
+  m.query_norm = w->query_norm;
+  m.key_norm = w->key_norm;
+  m.sinks = w->sinks;
+  mha_write_struct(matrices, &m, sizeof m);
   return mha_succeed(error);
 }

@@ -3,18 +3,26 @@
 #define MHA_SRC_LAYER_WEIGHTS_H
 
 #include "config.h"
+#include "engine/numbers.h"
 #include "mha.h"
 
 #include <stdatomic.h>
 
 /* One projection, y = x·W + b: x [rows][in], W [in][out] seen through its strides. */
 typedef struct mha_projection {
-  const float *matrix; /* NULL = identity, in = out */
-  const float *bias;   /* [out] or NULL */
+  const void *matrix; /* NULL = identity, in = out */
+  int32_t element;    /* mha_element of matrix */
+  const float *bias;  /* [out] or NULL */
   int64_t in, out;
   int64_t in_stride, out_stride; /* distance between neighbours along each dimension; one is 1 */
   const float *packed;           /* the matrix once more, for kernels, or NULL; see packed.h */
 } mha_projection;
+
+/* The matrix as it is stored, [in][out]; it is not NULL. */
+static inline mha_stored mha_projection_matrix(const mha_projection *p) {
+  const mha_stored matrix = {p->matrix, p->element, p->in, p->out, p->in_stride, p->out_stride};
+  return matrix;
+}
 
 struct mha_weights {
   atomic_int references;
@@ -30,5 +38,11 @@ struct mha_weights {
   mha_allocator allocator;
   size_t bytes; /* of this object with the copied numbers behind it */
 };
+
+/* mha_weights_create for a place that is there, where the layer's own copies of all matrices are of
+ * the type `kept`, a known one or MHA_AS_GIVEN; what is borrowed stays as it is. */
+enum { MHA_AS_GIVEN = -1 };
+mha_status mha_weights_create_as(const mha_config *config, const mha_matrices *matrices,
+                                 int32_t kept, mha_weights **weights, mha_error *error);
 
 #endif

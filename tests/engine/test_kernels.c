@@ -185,13 +185,13 @@ static void run_packed(int64_t in, int64_t out, int64_t rows, bool by_rows) {
   test_note("packed: %d x %d x %d, by rows %d", (int)rows, (int)in, (int)out, by_rows);
   assert_true(mha_packed_floats(in, out, &floats));
   const float *w = by_rows ? matrix(in, out, out) : matrix(out, in, in);
-  const mha_view view = {w, in, out, by_rows ? out : 1, by_rows ? 1 : in};
+  const mha_stored stored = {w, MHA_F32, in, out, by_rows ? out : 1, by_rows ? 1 : in};
   float *data = test_pool_floats(&pool, floats);
   const float *x = matrix(rows, in, in);
   float *y = matrix(rows, out, out);
   float *before = test_pool_floats(&pool, rows * out);
   memcpy(before, y, (size_t)(rows * out) * sizeof *y);
-  mha_packed_fill(data, view);
+  mha_packed_fill(data, &stored);
   const int n = mha_packed_shapes(in, out, shapes);
   assert_true(n >= 1 && n <= MHA_PACKED_SHAPES);
   assert_int_equal(mha_kernels_prepare(kernels, shapes, n), MHA_OK);
