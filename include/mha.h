@@ -594,6 +594,30 @@ MHA_API MHA_MUST_CHECK mha_status mha_file_tensor(const mha_file *file, int64_t 
 MHA_API MHA_MUST_CHECK mha_status mha_file_layer(const mha_file *file, int64_t index,
                                                  mha_layer_info *info, mha_error *error);
 
+/** What a file says of the model that its layers are part of: GGUF has such metadata, other files
+ *  have none. What it points to is valid until mha_file_destroy. A size of 0 is one that the file
+ *  does not say. */
+typedef struct mha_model_info {
+  size_t struct_size;       /**< set by MHA_INIT */
+  const char *architecture; /**< such as "llama"; NULL = the file says none */
+  int64_t n_layers;         /**< how many it should have */
+  int64_t model_width;      /**< of the rows between layers */
+  int64_t n_heads;          /**< H, where it is the same in all layers */
+  int64_t n_kv_heads;       /**< G, likewise */
+  int64_t head_size;        /**< d */
+  int64_t value_head_size;  /**< dv */
+  int64_t rotary_size;      /**< elements of a head that turn */
+  double rope_base;         /**< of the rotary positions */
+  float norm_epsilon;       /**< eps of the model's normalisations */
+  int32_t rope; /**< mha_rope: which pairs turn in models of this architecture, by its name;
+                     MHA_ROPE_NONE = none, or a name that is not known here. Advice: loading leaves
+                     config.rope as it is */
+} mha_model_info;
+
+/** Describes the model in *info, whose struct_size must be set. Errors: NULL, STRUCT_SIZE. */
+MHA_API MHA_MUST_CHECK mha_status mha_file_model(const mha_file *file, mha_model_info *info,
+                                                 mha_error *error);
+
 /**
  * Makes a layer from an open file, as mha_weights_load does it from a path. float32 numbers are
  * used where they lie, which keeps the file's bytes, mapped or read, as long as the layer lives.

@@ -17,6 +17,7 @@ enum {
   MHA_FIRST_FILE_OPTIONS = MHA_ENDS_BEHIND(mha_file_options, release_user),
   MHA_FIRST_TENSOR_INFO = MHA_ENDS_BEHIND(mha_tensor_info, bytes),
   MHA_FIRST_LAYER_INFO = MHA_ENDS_BEHIND(mha_layer_info, parts),
+  MHA_FIRST_MODEL_INFO = MHA_ENDS_BEHIND(mha_model_info, rope),
   MHA_FIRST_CONTEXT_OPTIONS = MHA_ENDS_BEHIND(mha_context_options, reserved),
   MHA_FIRST_SHAPE = MHA_ENDS_BEHIND(mha_shape, head_size),
   MHA_FIRST_RULES = MHA_ENDS_BEHIND(mha_rules, sinks),

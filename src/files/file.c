@@ -173,6 +173,18 @@ void mha_file_destroy(mha_file *file) {
 
 /* ---- asking ---- */
 
+mha_status mha_file_model(const mha_file *file, mha_model_info *info, mha_error *error) {
+  mha_model_info told;
+  mha_status status = mha_require(file, "file", error);
+  if (!status)
+    status = mha_read_struct(&told, sizeof told, MHA_FIRST_MODEL_INFO, info, "info", error);
+  if (status)
+    return status;
+  MHA_INIT(&told);
+  mha_write_struct(info, &told, sizeof told);
+  return mha_succeed(error);
+}
+
 mha_status mha_file_count(const mha_file *file, int64_t *n_tensors, int64_t *n_layers,
                           mha_error *error) {
   const mha_status status = mha_require(file, "file", error);
