@@ -32,7 +32,7 @@ only("pthread|<threads\\.h>" "^src/(engine/blas|engine/blas_threads|runtime/para
 set(below_base base)
 set(below_engine base)
 set(below_runtime engine base)
-set(below_cache base)
+set(below_cache runtime engine base)
 set(below_attention cache runtime engine base)
 set(below_layer attention cache runtime engine base)
 set(below_api layer attention cache runtime engine base)
