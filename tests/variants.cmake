@@ -12,7 +12,8 @@ set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_
                      MHA_PANEL_COLUMNS=16 MHA_PART_ROWS=8 MHA_OPERATIONS_PER_THREAD=1 MHA_FEW_QUERIES=3
                      MHA_FEW_RATIO=2 MHA_PART_TILE=8 MHA_STRIP_FLOATS=8 MHA_PIECE_FLOATS=20
                      MHA_LAID_QUERIES=8 MHA_LAID_TILE=16 MHA_KEY_BLOCK=8 MHA_PACKED_PANEL_ROWS=9
-                     MHA_PACKED_PANEL_COLUMNS=64 MHA_PACKED_LONGEST=16 MHA_PACKED_PIECE=8)
+                     MHA_PACKED_PANEL_COLUMNS=64 MHA_PACKED_LONGEST=16 MHA_PACKED_PIECE=8
+                     MHA_FEW_STORED_ROWS=3 MHA_WIDENED_FLOATS=2048)
 set(xsmm_definitions MHA_DEFAULT_ENGINE=MHA_ENGINE_XSMM MHA_ALWAYS_PACK=1)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
 list(FILTER variant_sources EXCLUDE REGEX "/engine/(without_)?xsmm[.]c$")
@@ -67,17 +68,17 @@ endfunction()
 
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits attention/attend attention/few layer/forward layer/rope api/faults
-        api/fixed_answers api/properties)
+        cache/generation_limits attention/attend attention/few layer/forward layer/rope layer/types
+        api/faults api/fixed_answers api/properties)
   mha_test_again(${path} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
 set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_limits_tiny rope_tiny
-                     process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+                     types_tiny process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits attention/attend attention/few layer/forward api/properties
-        api/engines)
+        cache/generation_limits attention/attend attention/few layer/forward layer/types
+        api/properties api/engines)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
@@ -86,13 +87,15 @@ if(has_xsmm)
   foreach(path IN ITEMS
           runtime/threads runtime/allocation_failure cache/generation
           cache/generation_bits cache/generation_limits attention/attend attention/few
-          attention/merge layer/forward layer/norm layer/rope api/faults api/fixed_answers
+          attention/merge layer/forward layer/norm layer/rope layer/types api/faults api/fixed_answers
           api/properties api/article files/real)
     mha_test_again(${path} mha_xsmm)
   endforeach()
+  set_tests_properties(types_xsmm PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # kernels for each layer
   foreach(path IN ITEMS
           runtime/threads cache/generation cache/generation_bits cache/generation_limits
-          attention/attend layer/forward layer/rope api/faults api/fixed_answers api/properties)
+          attention/attend layer/forward layer/rope layer/types api/faults api/fixed_answers
+          api/properties)
     mha_test_again(${path} mha_xsmm_tiny)
     get_filename_component(name ${path} NAME)
     set_tests_properties(${name}_xsmm_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)

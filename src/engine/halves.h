@@ -28,7 +28,8 @@ static inline float mha_float_of_bfloat16(uint16_t bits) {
 }
 
 /* binary16: 5 bits of exponent, 10 of fraction. A subnormal is made as a difference of two normal
- * numbers, so that a processor told to flush subnormals does not see one. */
+ * numbers, so that a processor told to flush subnormals does not see one; that of equal numbers is
+ * -0 where the caller rounds downward, so its sign is left out. */
 static inline float mha_float_of_half(uint16_t half) {
   const uint32_t sign = (uint32_t)(half & 0x8000U) << 16;
   const uint32_t magnitude = (uint32_t)(half & 0x7fffU) << 13;
@@ -37,7 +38,8 @@ static inline float mha_float_of_half(uint16_t half) {
   if (magnitude >= UINT32_C(31) << 23) /* infinite or NaN */
     bits = magnitude + (UINT32_C(224) << 23);
   else if (magnitude < UINT32_C(1) << 23)
-    bits = mha_bits_of_float(mha_float_of_bits(magnitude + lowest) - mha_float_of_bits(lowest));
+    bits = 0x7fffffffU &
+           mha_bits_of_float(mha_float_of_bits(magnitude + lowest) - mha_float_of_bits(lowest));
   return mha_float_of_bits(bits | sign);
 }
 

@@ -123,10 +123,20 @@ int64_t mha_widened_floats(const mha_projection *w, int64_t rows) {
   return mha_min(columns * w->in, mha_max(MHA_WIDENED_FLOATS, columns * PIECE_ROWS));
 }
 
-bool mha_widening_tasks(const mha_projection *w, int64_t entries, int64_t length, int64_t *tasks) {
-  const int64_t panels = divide_up(w->out, mha_min(MHA_PANEL_COLUMNS, MIN_PANEL_COLUMNS));
-  return mha_multiply(entries, length / WIDENED_PANEL_ROWS + 1, tasks) &&
-         mha_multiply(*tasks, panels, tasks);
+/* By the smallest panels that any way to cut it makes, or the parts of a single row. */
+bool mha_projection_tasks(const mha_projection *w, int64_t entries, int64_t length,
+                          int64_t *tasks) {
+  int64_t rows = is_stored(w) ? WIDENED_PANEL_ROWS : MHA_PANEL_ROWS;
+  int64_t columns = mha_min(MHA_PANEL_COLUMNS, MIN_PANEL_COLUMNS);
+  if (w->packed) {
+    rows = mha_min(rows, MHA_PACKED_PANEL_ROWS);
+    columns = mha_min(columns, MHA_PACKED_PANEL_COLUMNS);
+  }
+  if (!mha_multiply(entries, length / rows + 1, tasks) ||
+      !mha_multiply(*tasks, divide_up(w->out, columns), tasks))
+    return false;
+  *tasks = mha_max(*tasks, part_count(w));
+  return true;
 }
 
 static bool is_single_row(const mha_projecting *p) {

@@ -40,10 +40,10 @@ int64_t mha_partial_floats(const mha_projection *projection);
  * calls of so many rows altogether, or of fewer. */
 int64_t mha_widened_floats(const mha_projection *projection, int64_t rows);
 
-/* At least the tasks of such a call's projection of `entries` times `length` rows; false if they
- * overflow. */
-bool mha_widening_tasks(const mha_projection *projection, int64_t entries, int64_t length,
-                        int64_t *tasks);
+/* At least the tasks of a projection of `entries` times `length` rows, or fewer, of whatever type;
+ * false if they overflow. */
+bool mha_projection_tasks(const mha_projection *projection, int64_t entries, int64_t length,
+                          int64_t *tasks);
 
 /* Few new rows of each of several entries lie far apart in a cache; a product for each entry would
  * read the matrix as often. They are projected side by side instead, into this many scratch rows of

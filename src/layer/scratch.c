@@ -34,9 +34,10 @@ static void add_widened(plan *p, const mha_weights *weights, int64_t entries, in
   for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
     int64_t rows = 0;
     int64_t tasks = 0;
-    p->layout.overflow |= !mha_multiply(entries, all[k].length, &rows) ||
-                          !mha_widening_tasks(all[k].projection, entries, all[k].length, &tasks) ||
-                          !mha_add(together, tasks, &together);
+    p->layout.overflow |=
+        !mha_multiply(entries, all[k].length, &rows) ||
+        !mha_projection_tasks(all[k].projection, entries, all[k].length, &tasks) ||
+        !mha_add(together, tasks, &together);
     p->widened_floats = mha_max(p->widened_floats, mha_widened_floats(all[k].projection, rows));
   }
   p->widened =

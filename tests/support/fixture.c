@@ -34,6 +34,8 @@ static void fill_sizes(test_case *c) {
     c->absent = TEST_ALL;
     c->biases = 0;
     c->accumulate = false;
+  } else {
+    c->k_type = c->v_type = MHA_F32;
   }
   if (c->rope != MHA_ROPE_NONE) {
     fill(&c->rotary, c->d);
@@ -47,21 +49,88 @@ static void note_case(const test_case *c) {
   test_note("%s seed %" PRIu64 ": B %" PRId64 " Lq %" PRId64 " Lk %" PRId64 " H %" PRId64
             " G %" PRId64 " d %" PRId64 " dv %" PRId64 " Eq %" PRId64 " Ek %" PRId64 " Ev %" PRId64
             " Eo %" PRId64 " threads %d front %d; out_in %d borrow %d weights laid %d absent %x "
-            "biases %x source %d layout %d accumulate %d; causal %d window %d (%" PRId64 ",%" PRId64
-            ") alignment %d offset %" PRId64 " each %d lengths q %d k %d packed %d tail %d "
+            "biases %x types %d %d %d %d, k %d v %d, odd %d; source %d layout %d accumulate %d; "
+            "causal %d window %d (%" PRId64 ",%" PRId64 ") alignment %d offset %" PRId64
+            " each %d lengths q %d k %d packed %d tail %d "
             "mask %d/%x bias %d/%x hides %d strides %d alibi %d sinks %d scale %d %g softcap %g in "
             "call %d want %x stage %d; norm %d ones %d rope %d/%" PRId64 " base %g tables %d "
             "positions +%" PRId64 " +%" PRId64 " given %d",
             c->core ? "attend" : "forward", c->seed, c->B, c->Lq, c->Lk, c->H, c->G, c->d, c->dv,
             c->Eq, c->Ek, c->Ev, c->Eo, c->threads, c->at_front, c->out_in, c->borrow,
-            (int)c->weight_layout, c->absent, c->biases, (int)c->source, (int)c->layout,
-            c->accumulate, c->causal, c->window, c->left, c->right, (int)c->alignment, c->offset,
-            c->offset_each, c->query_lengths, c->key_lengths, c->packed, c->packed_tail,
-            c->has_mask, c->mask_extents, c->has_bias, c->bias_extents, c->bias_hides,
-            c->mask_strides, c->alibi, c->sinks, c->scale_given, (double)c->scale,
-            (double)c->softcap, c->rules_in_call, c->want, (int)c->stage, (int)c->norm,
-            c->norm_ones, (int)c->rope, c->rotary, c->rope_base, c->rope_tables, c->query_position,
-            c->key_position, c->positions_given);
+            (int)c->weight_layout, c->absent, c->biases, (int)c->query_type, (int)c->key_type,
+            (int)c->value_type, (int)c->output_type, (int)c->k_type, (int)c->v_type,
+            c->odd_addresses, (int)c->source, (int)c->layout, c->accumulate, c->causal, c->window,
+            c->left, c->right, (int)c->alignment, c->offset, c->offset_each, c->query_lengths,
+            c->key_lengths, c->packed, c->packed_tail, c->has_mask, c->mask_extents, c->has_bias,
+            c->bias_extents, c->bias_hides, c->mask_strides, c->alibi, c->sinks, c->scale_given,
+            (double)c->scale, (double)c->softcap, c->rules_in_call, c->want, (int)c->stage,
+            (int)c->norm, c->norm_ones, (int)c->rope, c->rotary, c->rope_base, c->rope_tables,
+            c->query_position, c->key_position, c->positions_given);
+}
+
+/* ---- Numbers that are not float32 ------------------------------------------------------------ */
+
+int64_t test_block_of(mha_element type) {
+  return type == MHA_Q8_0 || type == MHA_Q4_0 ? 32 : 1;
+}
+
+unsigned char *test_stored_at(unsigned char *stored, mha_element type, int64_t index) {
+  const int64_t block = test_block_of(type);
+  return stored + index / block * (int64_t)mha_element_bytes(type, block);
+}
+
+void test_spoil_stored(unsigned char *stored, mha_element type, int64_t index, bool infinite) {
+  const uint16_t nan = type == MHA_BF16 ? 0x7fc0 : 0x7e00;
+  const uint16_t infinity = type == MHA_BF16 ? 0x7f80 : 0x7c00;
+  memcpy(test_stored_at(stored, type, index), infinite ? &infinity : &nan, sizeof nan);
+}
+
+/* Room for n numbers, NaN in any type until somebody writes; NULL for float32. */
+static unsigned char *stored_room(test_fixture *f, mha_element type, int64_t n) {
+  if (type == MHA_F32)
+    return NULL;
+  const size_t bytes = mha_element_bytes(type, n) + (f->c.odd_addresses ? 1 : 0);
+  unsigned char *room = test_pool_bytes(&f->pool, bytes);
+  memset(room, 0xff, bytes);
+  return f->c.odd_addresses && (uintptr_t)room % 2 == 0 ? room + 1 : room;
+}
+
+static void convert(int32_t from, const void *source, int32_t to, void *target, int64_t n) {
+  mha_error error;
+  test_expect(mha_element_convert(from, source, to, target, n, &error), MHA_OK, &error);
+}
+
+/* Stores n numbers that follow one another, and makes the floats what became of them. */
+static void store_row(float *data, unsigned char *stored, mha_element type, int64_t index,
+                      int64_t n) {
+  unsigned char *at = test_stored_at(stored, type, index);
+  convert(MHA_F32, data + index, type, at, n);
+  convert(type, at, MHA_F32, data + index, n);
+}
+
+typedef void test_head(const test_view *view, int64_t index);
+
+static void each_head(const test_view *v, test_head *visit) {
+  for (int64_t b = 0; v->stored && b < v->batch; b++)
+    for (int64_t i = 0; i < v->length; i++)
+      for (int64_t h = 0; h < v->heads; h++)
+        visit(v, test_at(v, b, i, h, 0) - v->data);
+}
+
+static void store_head(const test_view *v, int64_t index) {
+  store_row(v->data, v->stored, v->type, index, v->size);
+}
+
+static void widen_head(const test_view *v, int64_t index) {
+  convert(v->type, test_stored_at(v->stored, v->type, index), MHA_F32, v->data + index, v->size);
+}
+
+void test_store(const test_view *view) {
+  each_head(view, store_head);
+}
+
+void test_widen(const test_view *view) {
+  each_head(view, widen_head);
 }
 
 /* ---- Strided tensors ------------------------------------------------------------------------- */
@@ -70,14 +139,15 @@ float *test_at(const test_view *view, int64_t b, int64_t i, int64_t h, int64_t c
   return view->data + b * view->batch_stride + i * view->row_stride + h * view->head_stride + c;
 }
 
-static test_view make_view(test_fixture *f, int64_t length, int64_t heads, int64_t size) {
-  const int64_t batch = f->c.packed ? 1 : f->c.B;
-  test_view v = {NULL, batch, length, heads, size, 0, heads * size, size, 0};
+static test_view make_view_of(test_fixture *f, mha_element type, int64_t length, int64_t heads,
+                              int64_t size) {
+  const int64_t batch = f->c.packed ? 1 : f->c.B, block = test_block_of(type);
+  test_view v = {NULL, batch, length, heads, size, 0, heads * size, size, 0, type, NULL};
   v.batch_stride = length * v.row_stride;
   if (f->c.layout == TEST_PADDED) {
-    v.head_stride = heads > 1 ? size + 1 : size;
-    v.row_stride = heads * v.head_stride + 3;
-    v.batch_stride = length * v.row_stride + 5;
+    v.head_stride = heads > 1 ? size + block : size;
+    v.row_stride = heads * v.head_stride + 3 * block;
+    v.batch_stride = length * v.row_stride + 5 * block;
   } else if (f->c.layout == TEST_LENGTH_FIRST) {
     v.batch_stride = heads * size;
     v.row_stride = batch * v.batch_stride;
@@ -89,7 +159,12 @@ static test_view make_view(test_fixture *f, int64_t length, int64_t heads, int64
     v.floats = (batch - 1) * v.batch_stride + (length - 1) * v.row_stride +
                (heads - 1) * v.head_stride + size;
   v.data = test_pool_floats(&f->pool, v.floats);
+  v.stored = stored_room(f, type, v.floats);
   return v;
+}
+
+static test_view make_view(test_fixture *f, int64_t length, int64_t heads, int64_t size) {
+  return make_view_of(f, MHA_F32, length, heads, size);
 }
 
 /* Standard normal numbers in every row for which `reads` says so; poison stays in the others. */
@@ -135,25 +210,40 @@ static int64_t matrix_columns(const test_fixture *f, const test_matrix *m) {
 
 /* Normal numbers scaled by 1/√fan-in, as the contract's bounds want them. */
 static void fill_matrix(test_fixture *f, test_matrix *m) {
-  for (int64_t r = 0; r < matrix_rows(f, m); r++)
+  for (int64_t r = 0; r < matrix_rows(f, m); r++) {
     test_fill_normal(&f->random, m->data + r * m->ld, matrix_columns(f, m),
                      1.0 / sqrt((double)m->in));
+    if (m->stored)
+      store_row(m->data, m->stored, m->type, r * m->ld, matrix_columns(f, m));
+  }
+}
+
+/* First element to last, gaps included. */
+static int64_t matrix_extent(const test_fixture *f, const test_matrix *m) {
+  return (matrix_rows(f, m) - 1) * m->ld + matrix_columns(f, m);
 }
 
 static void place_apart(test_fixture *f, test_matrix *m) {
-  m->ld = matrix_columns(f, m) + (f->c.weight_layout == TEST_GAPS ? 3 : 0);
-  m->data = test_pool_floats(&f->pool, (matrix_rows(f, m) - 1) * m->ld + matrix_columns(f, m));
+  const int64_t gap = 3 * test_block_of(m->type);
+  m->ld = matrix_columns(f, m) + (f->c.weight_layout == TEST_GAPS ? gap : 0);
+  m->data = test_pool_floats(&f->pool, matrix_extent(f, m));
+  m->stored = stored_room(f, m->type, matrix_extent(f, m));
 }
 
-/* IN_OUT: three column blocks of [E][H·d + G·d + G·dv]; OUT_IN: three row blocks. */
+/* IN_OUT: three column blocks of [E][H·d + G·d + G·dv]; OUT_IN: three row blocks. All three are of
+ * one type. */
 static void place_in_block(test_fixture *f) {
   const int64_t in = f->wq.in, out = f->wq.out + f->wk.out + f->wv.out;
   float *block = test_pool_floats(&f->pool, in * out);
+  unsigned char *stored = stored_room(f, f->wq.type, in * out);
   int64_t first = 0;
   for (int which = 0; which < 3; which++) {
     test_matrix *m = matrix_of(f, which);
+    const int64_t index = f->c.out_in ? first * in : first;
+    assert_int_equal(m->type, f->wq.type);
     m->ld = f->c.out_in ? in : out;
-    m->data = block + (f->c.out_in ? first * in : first);
+    m->data = block + index;
+    m->stored = stored ? test_stored_at(stored, m->type, index) : NULL;
     first += m->out;
   }
   place_apart(f, &f->wo);
@@ -161,16 +251,17 @@ static void place_in_block(test_fixture *f) {
 
 static void build_layer(test_fixture *f) {
   const test_case *c = &f->c;
-  f->wq = (test_matrix){NULL, NULL, c->Eq, c->H * c->d, 0};
-  f->wk = (test_matrix){NULL, NULL, c->Ek, c->G * c->d, 0};
-  f->wv = (test_matrix){NULL, NULL, c->Ev, c->G * c->dv, 0};
-  f->wo = (test_matrix){NULL, NULL, c->H * c->dv, c->Eo, 0};
+  f->wq = (test_matrix){NULL, NULL, c->Eq, c->H * c->d, 0, c->query_type, NULL};
+  f->wk = (test_matrix){NULL, NULL, c->Ek, c->G * c->d, 0, c->key_type, NULL};
+  f->wv = (test_matrix){NULL, NULL, c->Ev, c->G * c->dv, 0, c->value_type, NULL};
+  f->wo = (test_matrix){NULL, NULL, c->H * c->dv, c->Eo, 0, c->output_type, NULL};
   if (c->weight_layout == TEST_IN_BLOCK)
     place_in_block(f);
   for (int which = 0; which < 4; which++) {
     test_matrix *m = matrix_of(f, which);
     if (c->absent & (1U << which)) {
       m->data = NULL;
+      m->stored = NULL;
     } else {
       if (c->weight_layout != TEST_IN_BLOCK)
         place_apart(f, m);
@@ -181,6 +272,10 @@ static void build_layer(test_fixture *f) {
       test_fill_normal(&f->random, m->bias, m->out, 0.5);
     }
   }
+}
+
+static const void *given(const test_matrix *m) {
+  return m->stored ? (const void *)m->stored : m->data;
 }
 
 static void layer_arguments(test_fixture *f) {
@@ -202,10 +297,14 @@ static void layer_arguments(test_fixture *f) {
   MHA_INIT(&f->matrices);
   f->matrices.orientation = c->out_in ? MHA_OUT_IN : MHA_IN_OUT;
   f->matrices.ownership = c->borrow ? MHA_BORROW : MHA_COPY;
-  f->matrices.query = f->wq.data;
-  f->matrices.key = f->wk.data;
-  f->matrices.value = f->wv.data;
-  f->matrices.output = f->wo.data;
+  f->matrices.query = given(&f->wq);
+  f->matrices.key = given(&f->wk);
+  f->matrices.value = given(&f->wv);
+  f->matrices.output = given(&f->wo);
+  f->matrices.query_element = (int32_t)f->wq.type;
+  f->matrices.key_element = (int32_t)f->wk.type;
+  f->matrices.value_element = (int32_t)f->wv.type;
+  f->matrices.output_element = (int32_t)f->wo.type;
   f->matrices.query_ld = dense ? 0 : f->wq.ld;
   f->matrices.key_ld = dense ? 0 : f->wk.ld;
   f->matrices.value_ld = dense ? 0 : f->wv.ld;
@@ -497,7 +596,17 @@ static void forward_arguments(test_fixture *f) {
 }
 
 static mha_tensor tensor_argument(const test_fixture *f, const test_view *v) {
-  mha_tensor tensor = {v->data, v->batch, v->length, v->heads, v->size, 0, 0, 0, 0, MHA_F32, 0};
+  mha_tensor tensor = {v->stored ? (const void *)v->stored : v->data,
+                       v->batch,
+                       v->length,
+                       v->heads,
+                       v->size,
+                       0,
+                       0,
+                       0,
+                       0,
+                       (int32_t)v->type,
+                       0};
   if (f->c.layout != TEST_DENSE) {
     tensor.batch_stride = v->batch_stride;
     tensor.row_stride = v->row_stride;
@@ -532,13 +641,17 @@ static void build_inputs(test_fixture *f) {
   fill_view(f, &f->query, c->source == TEST_SELF ? reads_either : reads_query);
   f->key = f->query;
   if (c->source != TEST_SELF) {
-    f->key = c->core ? make_view(f, c->Lk, c->G, c->d) : make_view(f, c->Lk, 1, c->Ek);
+    f->key =
+        c->core ? make_view_of(f, c->k_type, c->Lk, c->G, c->d) : make_view(f, c->Lk, 1, c->Ek);
     fill_view(f, &f->key, reads_key);
+    test_store(&f->key);
   }
   f->value = f->key;
   if (c->source == TEST_CROSS) {
-    f->value = c->core ? make_view(f, c->Lk, c->G, c->dv) : make_view(f, c->Lk, 1, c->Ev);
+    f->value =
+        c->core ? make_view_of(f, c->v_type, c->Lk, c->G, c->dv) : make_view(f, c->Lk, 1, c->Ev);
     fill_view(f, &f->value, reads_key);
+    test_store(&f->value);
   }
 }
 
@@ -642,8 +755,7 @@ static double *widen_view(const test_view *v) {
 }
 
 static oracle_matrix widen_matrix(const test_fixture *f, const test_matrix *m) {
-  const int64_t n = (matrix_rows(f, m) - 1) * m->ld + matrix_columns(f, m);
-  return (oracle_matrix){m->data ? widen(m->data, n) : NULL,
+  return (oracle_matrix){m->data ? widen(m->data, matrix_extent(f, m)) : NULL,
                          m->bias ? widen(m->bias, m->out) : NULL, f->c.out_in, m->ld};
 }
 

@@ -46,6 +46,10 @@ typedef struct test_case {
   test_weight_layout weight_layout;
   unsigned absent; /* matrices that are the identity */
   unsigned biases; /* biases that are given */
+  /* How the library gets its matrices and, in mha_attend, k and v. The judge gets what they widen
+   * to. Stored rows are whole blocks then. */
+  mha_element query_type, key_type, value_type, output_type, k_type, v_type;
+  bool odd_addresses; /* of what is not float32 */
 
   test_source source;
   test_layout layout; /* of inputs and output */
@@ -90,6 +94,8 @@ typedef struct test_view {
   int64_t batch, length, heads, size;
   int64_t batch_stride, row_stride, head_stride;
   int64_t floats; /* first element to last, gaps included */
+  mha_element type;
+  unsigned char *stored; /* the same numbers in that type, or NULL = float32 */
 } test_view;
 
 float *test_at(const test_view *view, int64_t b, int64_t i, int64_t h, int64_t c);
@@ -98,7 +104,17 @@ typedef struct test_matrix {
   float *data; /* NULL = absent */
   float *bias;
   int64_t in, out, ld;
+  mha_element type;
+  unsigned char *stored; /* the same numbers in that type, or NULL = float32 */
 } test_matrix;
+
+/* Numbers of a block: 32 or 1. */
+int64_t test_block_of(mha_element type);
+/* Where number `index`, the first of a block, is stored. */
+unsigned char *test_stored_at(unsigned char *stored, mha_element type, int64_t index);
+/* Makes number `index`, or the block that it is in, NaN (`infinite`: ±inf, in a block with a q of 0
+ * NaN). */
+void test_spoil_stored(unsigned char *stored, mha_element type, int64_t index, bool infinite);
 
 /* Everything that a call takes and gives. A test may change any number or argument between
  * test_build and test_run; the judge looks at what is there then. */
@@ -132,6 +148,10 @@ typedef struct test_fixture {
 
 /* Fills numbers, lengths and arguments from the seed. */
 void test_build(test_fixture *fixture, const test_case *c);
+/* The floats of a view in its type, and back, so that the floats are what the library reads; after
+ * a change to the one or the other. Nothing where the type is float32. */
+void test_store(const test_view *view);
+void test_widen(const test_view *view);
 void test_release(test_fixture *fixture);
 
 /* Puts poison in every result (what `accumulate` adds to stays). */
