@@ -207,7 +207,7 @@ static void run_packed(int64_t in, int64_t out, int64_t rows, bool by_rows) {
       double size = fabs(sum);
       for (int64_t k = 0; k < in; k++) {
         const double term =
-            (double)x[r * in + k] * (double)w[k * view.row_stride + j * view.column_stride];
+            (double)x[r * in + k] * (double)w[k * stored.row_stride + j * stored.column_stride];
         sum += term;
         size += fabs(term);
       }

@@ -126,10 +126,12 @@ void layer_remove_part(const char *prefix, int part) {
 }
 
 static void check_projection(const mha_projection *p, int part, bool has_bias) {
+  const float *matrix = p->matrix;
+  assert_int_equal(p->element, MHA_F32);
   assert_int_equal(p->in, odd_layer[part].shape[0]);
   assert_int_equal(p->out, odd_layer[part].shape[1]);
   for (int64_t i = 0; i < p->in * p->out; i++)
-    assert_true(p->matrix[i] == number_at(part, i));
+    assert_true(matrix[i] == number_at(part, i));
   assert_int_equal(p->bias != NULL, has_bias);
   for (int64_t i = 0; p->bias && i < p->out; i++)
     assert_true(p->bias[i] == number_at(part + 4, i));
@@ -262,12 +264,12 @@ static void run_layer(const mha_weights *weights, float *output) {
 }
 
 static void check_numbers(const mha_projection *p, const layer_numbers *n, int k, bool biases) {
+  const float *matrix = p->matrix;
   assert_int_equal(p->in, n->in[k]);
   assert_int_equal(p->out, n->out[k]);
   for (int64_t i = 0; i < p->in; i++)
     for (int64_t o = 0; o < p->out; o++)
-      assert_true(p->matrix[i * p->in_stride + o * p->out_stride] ==
-                  n->matrices[k][i * p->out + o]);
+      assert_true(matrix[i * p->in_stride + o * p->out_stride] == n->matrices[k][i * p->out + o]);
   assert_int_equal(p->bias != NULL, biases);
   for (int64_t o = 0; biases && o < p->out; o++)
     assert_true(p->bias[o] == n->biases[k][o]);

@@ -37,8 +37,9 @@ static void the_article_loads(void **state) {
     assert_int_equal(projections[k]->out, 8);
     assert_int_equal(projections[k]->out_stride, 1);
     assert_null(projections[k]->bias);
+    const float *matrix = projections[k]->matrix;
     for (int i = 0; i < 64; i++)
-      assert_true(projections[k]->matrix[i] == (float)numbers[i]);
+      assert_true(matrix[i] == (float)numbers[i]);
     free(numbers);
   }
   MHA_INIT(&config);
@@ -133,8 +134,9 @@ static void column_major_doubles_load(void **state) {
   layer_put_part("", 2, 2, square);
   layer_put_part("", 3, 2, out);
   test_expect(mha_weights_load(&config, "layer", NULL, &weights, &error), MHA_OK, &error);
+  const float *matrix = weights->query.matrix;
   for (int i = 0; i < 8; i++)
-    assert_true(weights->query.matrix[i] == (float)(i + 1));
+    assert_true(matrix[i] == (float)(i + 1));
   mha_weights_destroy(weights);
 }
 

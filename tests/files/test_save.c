@@ -190,12 +190,14 @@ static void check_file(const char *path, const char *prefix, const arrays *a, co
 /* ---- Round trips ----------------------------------------------------------------------------- */
 
 static void same_projection(const mha_projection *a, const mha_projection *b) {
+  const float *before = a->matrix;
+  const float *after = b->matrix;
   assert_int_equal(a->in, b->in);
   assert_int_equal(a->out, b->out);
   for (int64_t i = 0; i < a->in; i++)
     for (int64_t o = 0; o < a->out; o++)
-      assert_true(test_equal_bits(a->matrix[i * a->in_stride + o * a->out_stride],
-                                  b->matrix[i * b->in_stride + o * b->out_stride]));
+      assert_true(test_equal_bits(before[i * a->in_stride + o * a->out_stride],
+                                  after[i * b->in_stride + o * b->out_stride]));
   assert_int_equal(a->bias != NULL, b->bias != NULL);
   for (int64_t o = 0; a->bias && o < a->out; o++)
     assert_true(test_equal_bits(a->bias[o], b->bias[o]));
