@@ -307,6 +307,7 @@ static mha_status read_tensors(reader *r, mha_raw_tensor *items) {
 
 static mha_status read_model(reader *r, mha_gguf *parsed) {
   parsed->model = r->metadata.model;
+  parsed->rope_is_scaled = r->metadata.rope_is_scaled;
   if (!r->metadata.architecture.text)
     return MHA_OK;
   r->b.within = (mha_gguf_text){"general.architecture", strlen("general.architecture")};

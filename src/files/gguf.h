@@ -17,6 +17,7 @@ typedef struct mha_gguf {
   int64_t n;
   mha_raw_tensor *items; /* sorted by name; their data point into the bytes that were parsed */
   mha_model_info model;  /* its architecture points into the block */
+  bool rope_is_scaled;   /* as in mha_raw_tensors */
   size_t memory_bytes;   /* of one block: the items, their names, types that are not known */
   void *memory;
   mha_allocator allocator;

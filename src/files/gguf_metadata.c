@@ -5,7 +5,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
 enum { DEFAULT_ALIGNMENT = 32, LARGEST_ALIGNMENT = 1 << 24, DEEPEST_ARRAY = 4 };
@@ -139,7 +138,7 @@ static mha_status read_real(mha_gguf_bytes *b, uint32_t type, double largest, do
 
 /* ---- What they say of the model -------------------------------------------------------------- */
 
-typedef enum value_kind { SIZE, REAL, EPSILON } value_kind;
+typedef enum value_kind { SIZE, REAL, EPSILON, SCALING } value_kind;
 
 /* Behind the architecture's name, and where they go. Of the two epsilons the first one in this list
  * counts: the norm of Q and K is an RMS norm. */
@@ -156,6 +155,7 @@ static const struct {
     {".attention.value_length", SIZE, offsetof(mha_model_info, value_head_size)},
     {".rope.dimension_count", SIZE, offsetof(mha_model_info, rotary_size)},
     {".rope.freq_base", REAL, offsetof(mha_model_info, rope_base)},
+    {".rope.scaling.type", SCALING, 0},
     {".attention.layer_norm_rms_epsilon", EPSILON, offsetof(mha_model_info, norm_epsilon)},
     {".attention.layer_norm_epsilon", EPSILON, offsetof(mha_model_info, norm_epsilon)},
 };
@@ -177,10 +177,21 @@ static int model_key(mha_gguf_text key, mha_gguf_text architecture) {
   return -1;
 }
 
+static mha_status read_scaling(mha_gguf_bytes *b, uint32_t type, bool *is_scaled) {
+  mha_gguf_text text = {NULL, 0};
+  if (type != STRING)
+    return refuse_type(b, "the type of a scaling is a string", type);
+  const mha_status status = mha_gguf_take_text(b, "a string", &text);
+  *is_scaled = !status && !is_text(text, "none");
+  return status;
+}
+
 static mha_status read_model_value(mha_gguf_bytes *b, uint32_t type, int key, unsigned seen,
-                                   mha_model_info *model) {
+                                   mha_gguf_metadata *m) {
   double real = 0.0;
-  void *place = (char *)model + model_keys[key].offset;
+  void *place = (char *)&m->model + model_keys[key].offset;
+  if (model_keys[key].kind == SCALING)
+    return read_scaling(b, type, &m->rope_is_scaled);
   if (model_keys[key].kind == SIZE)
     return read_sizes(b, type, place);
   const bool narrow = model_keys[key].kind == EPSILON;
@@ -232,7 +243,7 @@ static mha_status read_of_model(mha_gguf_bytes *b, mha_gguf_text key, uint32_t t
     return skip_value(b, type, 0);
   if (*seen & 1U << k)
     return refuse_second(b, b->at);
-  const mha_status status = read_model_value(b, type, k, *seen, &m->model);
+  const mha_status status = read_model_value(b, type, k, *seen, m);
   *seen |= 1U << k;
   return status;
 }

@@ -4,10 +4,13 @@
 
 #include "gguf_bytes.h"
 
+#include <stdbool.h>
+
 typedef struct mha_gguf_metadata {
   mha_gguf_text architecture; /* general.architecture; text NULL = absent */
   uint32_t alignment;         /* general.alignment, 32 where it is absent: a power of two */
   mha_model_info model;       /* without the architecture, and what follows from it */
+  bool rope_is_scaled;        /* there is a .rope.scaling.type other than "none" */
 } mha_gguf_metadata;
 
 /* Takes n_pairs pairs; every value is walked through, those that nobody asks for too. Errors:

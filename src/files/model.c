@@ -79,5 +79,10 @@ mha_status mha_model_check_rope(const mha_raw_tensors *tensors, const char *path
                       "%s holds %s, with config.rope = %d; rule: frequencies of a file's own come "
                       "as tables, config.rope_cos and config.rope_sin",
                       mha_shown_path(path), names[k], (int)config->rope);
+  if (tensors->rope_is_scaled && config->rope_base == 0.0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "%s scales its rotary positions, with config.rope = %d; rule: they come as "
+                    "tables, config.rope_cos and config.rope_sin, or from config.rope_base",
+                    mha_shown_path(path), (int)config->rope);
   return MHA_OK;
 }

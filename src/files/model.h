@@ -14,8 +14,8 @@ int32_t mha_model_rope(const char *architecture);
 void mha_model_complete(const mha_raw_tensors *tensors, const mha_layer_names *layer,
                         mha_config *config);
 
-/* UNSUPPORTED where config.rope is set without tables and the file has frequencies of its own,
- * which it then would not use. */
+/* UNSUPPORTED where config.rope is set without tables and the file has frequencies of its own, or
+ * where the base is to be the file's and does not say all. */
 mha_status mha_model_check_rope(const mha_raw_tensors *tensors, const char *path,
                                 const mha_config *config, mha_error *error);
 

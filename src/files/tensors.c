@@ -89,6 +89,7 @@ static mha_status parse_gguf(const char *name, mha_raw_tensors *tensors, mha_err
   tensors->n = parsed->n;
   tensors->items = parsed->items;
   tensors->model = parsed->model;
+  tensors->rope_is_scaled = parsed->rope_is_scaled;
   return status;
 }
 

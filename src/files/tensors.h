@@ -37,7 +37,8 @@ typedef struct mha_raw_tensors {
   int64_t n;
   mha_raw_tensor *items;
   bool is_folder;
-  mha_model_info model;           /* what the file says of it; all zero = nothing */
+  mha_model_info model; /* what the file says of it; all zero = nothing */
+  bool rope_is_scaled;  /* ... and that its rotary positions do not follow from the base alone */
   struct mha_tensor_store *store; /* what stands behind: maps, names, parsed headers */
 } mha_raw_tensors;
 

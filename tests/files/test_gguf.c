@@ -273,6 +273,9 @@ static void bad_sizes_of_models(void **state) {
   one_of_model("x.attention.head_count", GGUF_UINT64);
   gguf_u64(&f, UINT64_C(1) << 63);
   malformed("\"x.attention.head_count\" has the size 0x8000000000000000");
+  one_of_model("x.rope.scaling.type", GGUF_BOOL);
+  gguf_u8(&f, 1);
+  malformed("\"x.rope.scaling.type\" has a value of type 7");
   one_of_model("x.attention.head_count", GGUF_ARRAY);
   gguf_u32(&f, GGUF_STRING);
   gguf_u64(&f, 1);

@@ -372,6 +372,13 @@ static void allocation_failures(void **state) {
 /* "blk.0." of E = 8, H = 4, G = 2 and d = 2, in float32, and n more tensors and pairs to come. */
 enum { TINY_TENSORS = 4, TINY_PAIRS = 8, TINY_BYTES = 4 * (64 + 32 + 32 + 64) };
 
+static void put_tiny_tensors(void) {
+  gguf_tensor(&f, "blk.0.attn_q.weight", 2, 8, 8, GGUF_F32, 0);
+  gguf_tensor(&f, "blk.0.attn_k.weight", 2, 8, 4, GGUF_F32, 256);
+  gguf_tensor(&f, "blk.0.attn_v.weight", 2, 8, 4, GGUF_F32, 384);
+  gguf_tensor(&f, "blk.0.attn_output.weight", 2, 8, 8, GGUF_F32, 512);
+}
+
 static void put_tiny(uint64_t n_tensors) {
   gguf_begin(&f, TINY_TENSORS + n_tensors, TINY_PAIRS);
   gguf_pair_text(&f, "general.architecture", "llama");
@@ -382,10 +389,7 @@ static void put_tiny(uint64_t n_tensors) {
   gguf_pair_u32(&f, "llama.rope.dimension_count", 2);
   gguf_pair_f32(&f, "llama.rope.freq_base", 5e5F);
   gguf_pair_f32(&f, "llama.attention.layer_norm_rms_epsilon", 0.25F);
-  gguf_tensor(&f, "blk.0.attn_q.weight", 2, 8, 8, GGUF_F32, 0);
-  gguf_tensor(&f, "blk.0.attn_k.weight", 2, 8, 4, GGUF_F32, 256);
-  gguf_tensor(&f, "blk.0.attn_v.weight", 2, 8, 4, GGUF_F32, 384);
-  gguf_tensor(&f, "blk.0.attn_output.weight", 2, 8, 8, GGUF_F32, 512);
+  put_tiny_tensors();
 }
 
 /* Adds a vector of n numbers; they lie one per 32 bytes behind the layer. */
@@ -590,6 +594,49 @@ static void own_frequencies_need_tables(void **state) {
   mha_weights_destroy(weights);
 }
 
+/* The base alone does not say it all where a file scales its positions; the caller may still decide
+ * for one. */
+static void scaled_positions_need_the_caller(void **state) {
+  static const float table[4] = {1, 1, 0, 0};
+  static const struct {
+    const char *scaling;
+    int32_t rope;
+    double base;
+    bool tables, is_refused;
+  } rows[] = {
+      {"yarn", MHA_ROPE_HALVES, 0.0, false, true},   {"none", MHA_ROPE_HALVES, 0.0, false, false},
+      {"yarn", MHA_ROPE_NONE, 0.0, false, false},    {"linear", MHA_ROPE_HALVES, 1e4, false, false},
+      {"linear", MHA_ROPE_HALVES, 0.0, true, false},
+  };
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    mha_weights *weights = NULL;
+    mha_config config;
+    mha_error error;
+    test_note("row %zu", i);
+    gguf_begin(&f, 4, 4);
+    gguf_pair_text(&f, "general.architecture", "llama");
+    gguf_pair_u32(&f, "llama.attention.head_count", 4);
+    gguf_pair_u32(&f, "llama.attention.head_count_kv", 2);
+    gguf_pair_text(&f, "llama.rope.scaling.type", rows[i].scaling);
+    put_tiny_tensors();
+    gguf_data(&f, 32, TINY_BYTES);
+    MHA_INIT(&config);
+    config.rope = rows[i].rope;
+    config.rope_base = rows[i].base;
+    config.rope_positions = rows[i].tables ? 2 : 0;
+    config.rope_cos = rows[i].tables ? table : NULL;
+    config.rope_sin = rows[i].tables ? table + 2 : NULL;
+    if (rows[i].is_refused) {
+      refuse_image(&config, MHA_ERROR_UNSUPPORTED,
+                   "the bytes scales its rotary positions, with config.rope = 1; rule: ");
+      continue;
+    }
+    test_expect(load_image(&config, NULL, &weights, &error), MHA_OK, &error);
+    mha_weights_destroy(weights);
+  }
+}
+
 /* ---- MHA_KEEP_TYPE of other files and names -------------------------------------------------- */
 
 /* The layer's numbers, in the types expected of matrices. */
@@ -737,6 +784,7 @@ int main(void) {
       cmocka_unit_test(metadata_fills_in_what_is_0),
       cmocka_unit_test(the_caller_may_contradict),
       cmocka_unit_test(own_frequencies_need_tables),
+      cmocka_unit_test(scaled_positions_need_the_caller),
       cmocka_unit_test_teardown(safetensors_keep_their_types, layer_remove_file),
       cmocka_unit_test_teardown(arrays_keep_their_type_where_they_can, remove_arrays),
       cmocka_unit_test(columns_are_split_between_blocks),
