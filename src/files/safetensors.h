@@ -45,9 +45,9 @@ typedef struct mha_tensor_to_write {
   int32_t element;    /* mha_element of data, one without blocks */
 } mha_tensor_to_write;
 
-/* Writes the n tensors in their order, dense and little-endian, each in its type. Afterwards `path` is the
- * whole new file, or on failure what it was before. Errors: VALUE for a name that cannot be written
- * or stands twice; OVERFLOW; MEMORY; IO. */
+/* Writes the n tensors in their order, dense and little-endian, each in its type. Afterwards `path`
+ * is the whole new file, or on failure what it was before. Errors: VALUE for a name that cannot be
+ * written or stands twice; OVERFLOW; MEMORY; IO. */
 mha_status mha_safetensors_write(const char *path, const mha_tensor_to_write *tensors, int n,
                                  mha_error *error);
 
