@@ -28,7 +28,9 @@ static void print_number(const char *label, double number, FILE *stream) {
   fprintf(stream, "%.9g\n", number);
 }
 
-/* Loading turns nothing unless it is told to, whatever the architecture does. */
+/* Loading turns nothing unless it is told to, whatever the architecture does. The sizes it takes
+ * from the file itself, and refuses positions that they do not tell all of: naming them here would
+ * hide that. */
 static void print_rope(const mha_model_info *m, FILE *stream) {
   print_label("rotary pairs", stream);
   if (m->rope != MHA_ROPE_HALVES && m->rope != MHA_ROPE_INTERLEAVED) {
@@ -36,12 +38,7 @@ static void print_rope(const mha_model_info *m, FILE *stream) {
     return;
   }
   const char *name = m->rope == MHA_ROPE_HALVES ? "halves" : "interleaved";
-  fprintf(stream, "%s; they turn where asked to: --rope %s", name, name);
-  if (m->rope_base > 0)
-    fprintf(stream, " --rope-base %.9g", m->rope_base);
-  if (m->rotary_size > 0)
-    fprintf(stream, " --rotary %" PRId64, m->rotary_size);
-  fputs("\n", stream);
+  fprintf(stream, "%s, by the architecture's name; nothing turns without --rope %s\n", name, name);
 }
 
 void mha_model_print(const mha_model_info *m, FILE *stream) {

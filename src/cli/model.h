@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Prints what the file says of the model, nothing of what it does not say, and which options its
+/* Prints what the file says of the model, nothing of what it does not say, and which option its
  * rotary positions need. Nothing at all without an architecture. */
 void mha_model_print(const mha_model_info *model, FILE *stream);
 

@@ -39,14 +39,16 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
         "keep matrices of 16 bits or with blocks as the file has them, and multiply them so "
         "(default: they become float32 when they are loaded)"},
     [MHA_OPTION_NORM_EPSILON] = {"--norm-epsilon", "E", MHA_KIND_POSITIVE, RUN, false, {0, 0},
-        "eps of the RMS normalisation of Q and K; needed where the weights have one"},
+        "eps of the RMS normalisation of Q and K; needed where the weights have one, unless the "
+        "file tells it"},
     [MHA_OPTION_ROPE] = {"--rope", "halves|interleaved", MHA_KIND_ROPE, RUN, false, {0, 0},
         "rotary positions: which elements of a head turn together, p and p + R/2 or 2p and "
         "2p + 1 (default: none)"},
     [MHA_OPTION_ROPE_BASE] = {"--rope-base", "B", MHA_KIND_POSITIVE, RUN, false, {0, 0},
-        "pair p turns by position*B^(-2p/R) (default 10000)"},
+        "pair p turns by position*B^(-2p/R) (default: as the file tells it, or 10000)"},
     [MHA_OPTION_ROTARY] = {"--rotary", "R", MHA_KIND_INTEGER, RUN, false, {2, INT32_MAX},
-        "elements of each head that turn, even (default: as the tables have it, or d)"},
+        "elements of each head that turn, even (default: as the tables have it, as the file tells "
+        "it, or d)"},
     [MHA_OPTION_ROPE_COS] = {"--rope-cos", "C.npy", MHA_KIND_PATH, RUN, false, {0, 0},
         "cosines of the angles in place of --rope-base, [positions][R/2]"},
     [MHA_OPTION_ROPE_SIN] = {"--rope-sin", "S.npy", MHA_KIND_PATH, RUN, false, {0, 0},

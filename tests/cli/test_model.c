@@ -43,18 +43,19 @@ static void all_that_is_known_is_told(void **state) {
   m.rope_base = 500000;
   m.norm_epsilon = 1e-5F;
   m.rope = MHA_ROPE_INTERLEAVED;
-  check_model(&m, "\nmodel \"llama\"\n"
-                  "  layers           22\n"
-                  "  width            2048\n"
-                  "  heads            32\n"
-                  "  key/value heads  4\n"
-                  "  head size        64\n"
-                  "  value head size  48\n"
-                  "  rotary size      16\n"
-                  "  rotary base      500000\n"
-                  "  norm epsilon     9.99999975e-06\n"
-                  "  rotary pairs     interleaved; they turn where asked to: --rope interleaved "
-                  "--rope-base 500000 --rotary 16\n");
+  check_model(&m,
+              "\nmodel \"llama\"\n"
+              "  layers           22\n"
+              "  width            2048\n"
+              "  heads            32\n"
+              "  key/value heads  4\n"
+              "  head size        64\n"
+              "  value head size  48\n"
+              "  rotary size      16\n"
+              "  rotary base      500000\n"
+              "  norm epsilon     9.99999975e-06\n"
+              "  rotary pairs     interleaved, by the architecture's name; nothing turns without "
+              "--rope interleaved\n");
 }
 
 static void what_is_not_known_is_not_told(void **state) {
@@ -71,7 +72,8 @@ static void what_is_not_known_is_not_told(void **state) {
   m.architecture = "qwen2";
   m.rope = MHA_ROPE_HALVES;
   check_model(&m, "\nmodel \"qwen2\"\n"
-                  "  rotary pairs     halves; they turn where asked to: --rope halves\n");
+                  "  rotary pairs     halves, by the architecture's name; nothing turns without "
+                  "--rope halves\n");
   m.rope = 7;
   m.n_heads = 3;
   check_model(&m, "\nmodel \"qwen2\"\n"
