@@ -107,6 +107,8 @@ set(MHA_CLI_SOURCES
     src/cli/option_values.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/convert.c
+    src/cli/layer.c
     src/cli/conflicts.c
     src/cli/run_rules.c
     src/cli/shape.c
@@ -115,6 +117,7 @@ set(MHA_CLI_SOURCES
     src/cli/drawing.c
     src/cli/labels.c
     src/cli/inspect.c
+    src/cli/model.c
     src/cli/terminal.c
     src/cli/article.c
     src/cli/view.c)

@@ -14,7 +14,10 @@ int mha_demo(const mha_options *options, mha_error *error);
 /* One layer over .npy files. What options forbid each other is found before any file is opened. */
 int mha_run(const mha_options *options, mha_error *error);
 
-/* What is in a safetensors file or a folder of .npy files, and which layers that makes. */
+/* What is in a file or a folder of weights, and which layers that makes. */
 int mha_inspect(const mha_options *options, mha_error *error);
+
+/* One layer of a file, its matrices in one type, as a safetensors file. */
+int mha_convert(const mha_options *options, mha_error *error);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#define COMMANDS "demo, run or inspect"
+#define COMMANDS "demo, run, inspect or convert"
 
 static const struct {
   const char *name;
@@ -25,6 +25,8 @@ static const struct {
      MHA_COMMAND_RUN, mha_run},
     {"inspect", "FILE|DIR [options]", "the tensors of a file, and the layers they make", NULL,
      MHA_COMMAND_INSPECT, mha_inspect},
+    {"convert", "FILE|DIR OUT [options]", "a layer, its matrices in another type", NULL,
+     MHA_COMMAND_CONVERT, mha_convert},
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

@@ -126,6 +126,25 @@ static mha_status take_stage(const mha_option_row *row, mha_option_value *value,
                   row->argument);
 }
 
+static bool is_name(const char *text, const char *name) {
+  while (*text != '\0' && toupper((unsigned char)*text) == *name)
+    text++, name++;
+  return *text == '\0' && *name == '\0';
+}
+
+/* A type that there is, but not here, is refused with the reason: only files leave out so many. */
+static mha_status take_element(const mha_option_row *row, mha_option_value *value,
+                               mha_error *error) {
+  value->element = MHA_F32;
+  while (value->element <= MHA_Q4_0 && !is_name(value->text, mha_element_name(value->element)))
+    value->element++;
+  if (value->element >= row->range.lowest && value->element <= row->range.highest)
+    return MHA_OK;
+  const bool blocks = value->element <= MHA_Q4_0 && row->range.highest < MHA_Q8_0;
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%.64s\"; rule: %s%s", row->name, value->text,
+                  row->argument, blocks ? ", since safetensors has no types with blocks" : "");
+}
+
 static int64_t count_items(const char *text) {
   int64_t n = 1;
   for (const char *comma = strchr(text, ','); comma; comma = strchr(comma + 1, ','))
@@ -178,6 +197,8 @@ mha_status mha_option_value_take(const mha_option_row *row, mha_option_value *va
     return take_rope(row, value, error);
   case MHA_KIND_STAGE:
     return take_stage(row, value, error);
+  case MHA_KIND_ELEMENT:
+    return take_element(row, value, error);
   }
   return MHA_ERROR_VALUE;
 }

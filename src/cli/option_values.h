@@ -16,7 +16,8 @@ typedef enum mha_value_kind {
   MHA_KIND_PAIR,     /* two of them */
   MHA_KIND_ALIGN,    /* top-left, bottom-right or an offset */
   MHA_KIND_ROPE,     /* halves or interleaved */
-  MHA_KIND_STAGE     /* the name of a stage */
+  MHA_KIND_STAGE,    /* the name of a stage */
+  MHA_KIND_ELEMENT   /* the name of an element type from lowest to highest, in either case */
 } mha_value_kind;
 
 /* An option, as the table of options has it. */

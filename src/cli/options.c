@@ -7,32 +7,48 @@
 
 #include <string.h>
 
-enum { DEMO = MHA_COMMAND_DEMO, RUN = MHA_COMMAND_RUN, INSPECT = MHA_COMMAND_INSPECT };
+enum {
+  DEMO = MHA_COMMAND_DEMO,
+  RUN = MHA_COMMAND_RUN,
+  INSPECT = MHA_COMMAND_INSPECT,
+  CONVERT = MHA_COMMAND_CONVERT
+};
 
 static const mha_option_row table[MHA_N_OPTIONS] = {
     /* clang-format off */
-    [MHA_OPTION_PATH] = {"FILE|DIR", NULL, MHA_KIND_PATH, INSPECT, true, {0, 0},
-        "safetensors file, or folder of .npy files"},
+    [MHA_OPTION_PATH] = {"FILE|DIR", NULL, MHA_KIND_PATH, INSPECT | CONVERT, true, {0, 0},
+        "safetensors or GGUF file, or folder of .npy files"},
+    [MHA_OPTION_TARGET] = {"OUT", NULL, MHA_KIND_PATH, CONVERT, true, {0, 0},
+        "safetensors file that the layer goes to"},
+    [MHA_OPTION_TYPE] = {"--type", "f32|f16|bf16", MHA_KIND_ELEMENT, CONVERT, true,
+        {MHA_F32, MHA_BF16},
+        "what the numbers of the matrices become; safetensors has no types with blocks"},
     [MHA_OPTION_WEIGHTS] = {"--weights", "FILE|DIR", MHA_KIND_PATH, RUN, true, {0, 0},
-        "safetensors file or folder of .npy files with the layer's tensors, named as PyTorch, "
-        "Hugging Face or GPT-2 do, or W_Q, W_K, W_V, W_O and, where there are biases, b_Q, b_K, "
-        "b_V, b_O"},
-    [MHA_OPTION_PREFIX] = {"--prefix", "P", MHA_KIND_TEXT, RUN | INSPECT, false, {0, 0},
+        "safetensors or GGUF file, or folder of .npy files, with the layer's tensors, named as "
+        "PyTorch, Hugging Face or GPT-2 do, or W_Q, W_K, W_V, W_O and, where there are biases, "
+        "b_Q, b_K, b_V, b_O"},
+    [MHA_OPTION_PREFIX] = {"--prefix", "P", MHA_KIND_TEXT, RUN | INSPECT | CONVERT, false, {0, 0},
         "stands before the names of the layer's tensors as given, dot included; may be empty "
         "(default: whatever stands before them)"},
-    [MHA_OPTION_HEADS] = {"--heads", "H", MHA_KIND_INTEGER, RUN, true, {1, INT32_MAX},
-        "number of heads"},
-    [MHA_OPTION_KV_HEADS] = {"--kv-heads", "G", MHA_KIND_INTEGER, RUN, false, {1, INT32_MAX},
-        "number of key/value heads, which divides H (default H)"},
+    [MHA_OPTION_HEADS] = {"--heads", "H", MHA_KIND_INTEGER, RUN | CONVERT, false, {1, INT32_MAX},
+        "number of heads; needed unless the file tells it, as GGUF files do"},
+    [MHA_OPTION_KV_HEADS] = {"--kv-heads", "G", MHA_KIND_INTEGER, RUN | CONVERT, false,
+        {1, INT32_MAX},
+        "number of key/value heads, which divides H (default: as the file tells it, or H)"},
+    [MHA_OPTION_KEEP_TYPE] = {"--keep-type", NULL, MHA_KIND_FLAG, RUN, false, {0, 0},
+        "keep matrices of 16 bits or with blocks as the file has them, and multiply them so "
+        "(default: they become float32 when they are loaded)"},
     [MHA_OPTION_NORM_EPSILON] = {"--norm-epsilon", "E", MHA_KIND_POSITIVE, RUN, false, {0, 0},
-        "eps of the RMS normalisation of Q and K; needed where the weights have one"},
+        "eps of the RMS normalisation of Q and K; needed where the weights have one, unless the "
+        "file tells it"},
     [MHA_OPTION_ROPE] = {"--rope", "halves|interleaved", MHA_KIND_ROPE, RUN, false, {0, 0},
         "rotary positions: which elements of a head turn together, p and p + R/2 or 2p and "
         "2p + 1 (default: none)"},
     [MHA_OPTION_ROPE_BASE] = {"--rope-base", "B", MHA_KIND_POSITIVE, RUN, false, {0, 0},
-        "pair p turns by position*B^(-2p/R) (default 10000)"},
+        "pair p turns by position*B^(-2p/R) (default: as the file tells it, or 10000)"},
     [MHA_OPTION_ROTARY] = {"--rotary", "R", MHA_KIND_INTEGER, RUN, false, {2, INT32_MAX},
-        "elements of each head that turn, even (default: as the tables have it, or d)"},
+        "elements of each head that turn, even (default: as the tables have it, as the file tells "
+        "it, or d)"},
     [MHA_OPTION_ROPE_COS] = {"--rope-cos", "C.npy", MHA_KIND_PATH, RUN, false, {0, 0},
         "cosines of the angles in place of --rope-base, [positions][R/2]"},
     [MHA_OPTION_ROPE_SIN] = {"--rope-sin", "S.npy", MHA_KIND_PATH, RUN, false, {0, 0},
@@ -86,11 +102,16 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
         "character each (default: their numbers; in demo the article's sentence)"},
     [MHA_OPTION_STEPS] = {"--steps", NULL, MHA_KIND_FLAG, RUN, false, {0, 0},
         "compute token by token over a key/value cache; needs --causal and self attention"},
+    [MHA_OPTION_CACHE_TYPE] = {"--cache-type", "f32|f16|bf16|q8_0", MHA_KIND_ELEMENT, RUN, false,
+        {MHA_F32, MHA_Q8_0},
+        "what keys and values are rounded to in the cache; q8_0 needs head sizes that are "
+        "multiples of 32 (default f32)"},
     [MHA_OPTION_TRACE] = {"--trace", NULL, MHA_KIND_FLAG, DEMO | RUN, false, {0, 0},
         "print name, shape and strides of each step"},
     [MHA_OPTION_THREADS] = {"--threads", "N", MHA_KIND_INTEGER, RUN, false, {0, 1024},
         "number of threads; 0 = as many as the BLAS would use (default 0)"},
-    [MHA_OPTION_HELP] = {"--help", NULL, MHA_KIND_FLAG, DEMO | RUN | INSPECT, false, {0, 0},
+    [MHA_OPTION_HELP] = {"--help", NULL, MHA_KIND_FLAG, DEMO | RUN | INSPECT | CONVERT, false,
+        {0, 0},
         "print this"},
     /* clang-format on */
 };
@@ -98,10 +119,11 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
 /* Options that mean nothing alone. */
 static const struct {
   mha_option option, needed;
-} needs[] = {{MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
-             {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
-             {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
-             {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL}};
+} needs[] = {
+    {MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
+    {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
+    {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
+    {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS}};
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 
@@ -109,25 +131,32 @@ static bool has_name(const char *word) {
   return word[0] == '-';
 }
 
-/* The option of `command` whose name `word` is or begins with before a '=', or that stands without
- * a name; -1 if none. */
-static int find_option(int command, const char *word) {
+/* The option of `command` whose name `word` is or begins with before a '='; -1 if none. */
+static int find_named(int command, const char *word) {
   const size_t length = strcspn(word, "=");
-  for (int i = 0; i < MHA_N_OPTIONS; i++) {
-    if (!(table[i].commands & command) || has_name(table[i].name) != has_name(word))
-      continue;
-    if (!has_name(word) ||
-        (strlen(table[i].name) == length && memcmp(table[i].name, word, length) == 0))
+  for (int i = 0; i < MHA_N_OPTIONS; i++)
+    if ((table[i].commands & command) && strlen(table[i].name) == length &&
+        memcmp(table[i].name, word, length) == 0)
       return i;
-  }
   return -1;
+}
+
+/* The first option of `command` that stands without a name and is not given yet, else the last one;
+ * -1 if there is none. */
+static int find_nameless(int command, const mha_option_value *values) {
+  int last = -1;
+  for (int i = 0; i < MHA_N_OPTIONS && (last < 0 || values[last].given); i++)
+    if ((table[i].commands & command) && !has_name(table[i].name))
+      last = i;
+  return last;
 }
 
 /* Takes the option at words[*next] with its value, which is the next word or follows '='. */
 static mha_status take_option(int command, int n_words, char **words, int *next,
                               mha_options *options, mha_error *error) {
   const char *word = words[(*next)++];
-  const int option = find_option(command, word);
+  const int option =
+      has_name(word) ? find_named(command, word) : find_nameless(command, options->values);
   const char *equals = has_name(word) ? strchr(word, '=') : NULL;
   if (option < 0)
     return mha_fail(error, MHA_ERROR_VALUE, "%s \"%.64s\"; rule: --help lists the options",

@@ -8,14 +8,22 @@
 #include <stdio.h>
 
 /* Commands, as bits: an option belongs to one or more of them. */
-enum { MHA_COMMAND_DEMO = 1, MHA_COMMAND_RUN = 2, MHA_COMMAND_INSPECT = 4 };
+enum {
+  MHA_COMMAND_DEMO = 1,
+  MHA_COMMAND_RUN = 2,
+  MHA_COMMAND_INSPECT = 4,
+  MHA_COMMAND_CONVERT = 8
+};
 
 typedef enum mha_option {
-  MHA_OPTION_PATH, /* the one word that stands without a name before it */
+  MHA_OPTION_PATH,   /* the first word that stands without a name before it */
+  MHA_OPTION_TARGET, /* the second */
+  MHA_OPTION_TYPE,
   MHA_OPTION_WEIGHTS,
   MHA_OPTION_PREFIX,
   MHA_OPTION_HEADS,
   MHA_OPTION_KV_HEADS,
+  MHA_OPTION_KEEP_TYPE,
   MHA_OPTION_NORM_EPSILON,
   MHA_OPTION_ROPE,
   MHA_OPTION_ROPE_BASE,
@@ -43,6 +51,7 @@ typedef enum mha_option {
   MHA_OPTION_SVG,
   MHA_OPTION_LABELS,
   MHA_OPTION_STEPS,
+  MHA_OPTION_CACHE_TYPE,
   MHA_OPTION_TRACE,
   MHA_OPTION_THREADS,
   MHA_OPTION_HELP,
@@ -57,6 +66,7 @@ typedef struct mha_option_value {
   int32_t alignment; /* mha_alignment of --align */
   int32_t rope;      /* mha_rope of --rope */
   int32_t stage;     /* mha_stage of --stage; 0, the weights, without it */
+  int32_t element;   /* mha_element of --type and --cache-type; 0, float32, without it */
   double number;     /* finite as a float too */
   int64_t *list;     /* --window, --lengths, --query-lengths */
   int64_t list_count;

@@ -8,30 +8,30 @@
 
 #include <unistd.h>
 
-static mha_status fail(const char *name, const char *path, const char *what, const char *rule,
-                       mha_error *error) {
-  return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%s\", %s; rule: %s", name, mha_shown_path(path),
-                  what, rule);
-}
-
 /* A result takes its file's place as a whole, so that what a shell sends to the same file would be
  * lost. */
 static mha_status check_streams(const char *name, const char *path, mha_error *error) {
-  static const char rule[] = "a result has a file of its own";
-  if (mha_output_replaces(path, STDOUT_FILENO))
-    return fail(name, path, "to which standard output goes", rule, error);
-  if (mha_output_replaces(path, STDERR_FILENO))
-    return fail(name, path, "to which standard error goes", rule, error);
-  return MHA_OK;
+  const bool to_stdout = mha_output_replaces(path, STDOUT_FILENO);
+  if (!to_stdout && !mha_output_replaces(path, STDERR_FILENO))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_VALUE,
+                  "%s is \"%s\", to which standard %s goes; rule: a result has a file of its own",
+                  name, mha_shown_path(path), to_stdout ? "output" : "error");
 }
 
 /* All inputs are read before a result is written, so that a result may replace an array; weights
  * hold more than one. */
-static mha_status check_weights(const char *name, const char *path, const mha_option_value *weights,
+static mha_status check_weights(const char *name, const char *path, const mha_options *options,
                                 mha_error *error) {
-  return weights->given && mha_output_meet(path, weights->text)
-             ? fail(name, path, "which --weights names too", "a result replaces no weights", error)
-             : MHA_OK;
+  static const mha_option sources[] = {MHA_OPTION_WEIGHTS, MHA_OPTION_PATH};
+  for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
+    const mha_option_value *weights = &options->values[sources[i]];
+    if (weights->given && mha_output_meet(path, weights->text))
+      return mha_fail(error, MHA_ERROR_VALUE,
+                      "%s is \"%s\", which %s names too; rule: a result replaces no weights", name,
+                      mha_shown_path(path), mha_option_name(sources[i]));
+  }
+  return MHA_OK;
 }
 
 static mha_status check_earlier(const mha_options *options, const mha_option *results, int which,
@@ -64,7 +64,7 @@ mha_status mha_results_check(const mha_options *options, const mha_option *resul
       continue;
     status = check_streams(name, value->text, error);
     if (!status)
-      status = check_weights(name, value->text, &options->values[MHA_OPTION_WEIGHTS], error);
+      status = check_weights(name, value->text, options, error);
     if (!status)
       status = check_earlier(options, results, i, error);
   }

@@ -5,9 +5,9 @@
 #include "options.h"
 
 /* Checks the paths of those of the n options that are given, before anything is read or computed: a
- * file for each, none that standard output or standard error goes to, none that is the weights
- * (VALUE: the command line is wrong), and each can be written, as far as that shows (IO). Messages
- * name the option. */
+ * file for each, none that standard output or standard error goes to, none that the weights come
+ * from (VALUE: the command line is wrong), and each can be written, as far as that shows (IO).
+ * Messages name the option. */
 mha_status mha_results_check(const mha_options *options, const mha_option *results, int n,
                              mha_error *error);
 

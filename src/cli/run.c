@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "conflicts.h"
 #include "labels.h"
+#include "layer.h"
 #include "results.h"
 #include "run_rules.h"
 #include "shape.h"
@@ -78,31 +79,19 @@ static mha_status read_tables(run *r, mha_config *config, mha_error *error) {
   return MHA_OK;
 }
 
-/* The file is given back at once: the layer keeps what it needs. */
-static mha_status load(const mha_config *config, const char *path, const char *prefix,
-                       mha_weights **weights, mha_error *error) {
-  mha_file *file = NULL;
-  mha_status status = mha_file_open(path, NULL, &file, error);
-  if (!status)
-    status = mha_weights_load_from(config, file, prefix, weights, error);
-  mha_file_destroy(file);
-  return status;
-}
-
-static mha_status create(run *r, mha_error *error) {
+static mha_status create(run *r, int *exit_status, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
   MHA_INIT(&config);
-  config.n_heads = option(r, MHA_OPTION_HEADS)->integer;
-  config.n_kv_heads = option(r, MHA_OPTION_KV_HEADS)->integer;
+  config.flags = option(r, MHA_OPTION_KEEP_TYPE)->given ? MHA_KEEP_TYPE : 0;
   config.norm_epsilon = (float)option(r, MHA_OPTION_NORM_EPSILON)->number;
   config.rope = option(r, MHA_OPTION_ROPE)->rope;
   config.rope_base = option(r, MHA_OPTION_ROPE_BASE)->number;
   config.rotary_size = option(r, MHA_OPTION_ROTARY)->integer;
   mha_status status = read_tables(r, &config, error);
   if (!status)
-    status = load(&config, option(r, MHA_OPTION_WEIGHTS)->text, option(r, MHA_OPTION_PREFIX)->text,
-                  &r->weights, error);
+    status =
+        mha_layer_load(r->options, MHA_OPTION_WEIGHTS, &config, &r->weights, exit_status, error);
   MHA_INIT(&r->config);
   if (!status)
     status = mha_weights_config(r->weights, &r->config, error);
@@ -285,7 +274,7 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
   if (status && status != MHA_ERROR_IO)
     *exit_status = MHA_EXIT_USAGE;
   if (!status)
-    status = create(r, error);
+    status = create(r, exit_status, error);
   if (!status)
     status = read_sequences(r, error);
   if (status)
@@ -305,7 +294,8 @@ int mha_run(const mha_options *options, mha_error *error) {
   mha_status status = prepare(&r, &exit_status, error);
   if (!status)
     status = option(&r, MHA_OPTION_STEPS)->given
-                 ? mha_forward_by_steps(r.context, r.weights, &r.config, &r.args, error)
+                 ? mha_forward_by_steps(r.context, r.weights, &r.config,
+                                        option(&r, MHA_OPTION_CACHE_TYPE)->element, &r.args, error)
                  : mha_forward(r.context, r.weights, &r.args, error);
   if (!status)
     status = write_results(&r, error);

@@ -13,6 +13,8 @@ enum { N_ENDING = sizeof ending / sizeof ending[0] };
 static const mha_output *volatile watched;
 static volatile sig_atomic_t n_watched;
 
+static sigset_t before_hold;
+
 /* Calls async-signal-safe functions alone. The signal comes again when this returns, and is not
  * caught any more. */
 static void clean_up(int number) {
@@ -34,6 +36,18 @@ void mha_signals_prepare(void) {
       (void)sigaction(ending[i], &action, NULL);
   }
   (void)sigaction(SIGXFSZ, &ignore, NULL);
+}
+
+void mha_signals_hold(void) {
+  sigset_t set;
+  (void)sigemptyset(&set);
+  for (int i = 0; i < N_ENDING; i++)
+    (void)sigaddset(&set, ending[i]);
+  (void)sigprocmask(SIG_BLOCK, &set, &before_hold);
+}
+
+void mha_signals_let_go(void) {
+  (void)sigprocmask(SIG_SETMASK, &before_hold, NULL);
 }
 
 void mha_signals_watch(const mha_output *outputs, int n) {

@@ -140,7 +140,7 @@ mha_status mha_npy_stage(const char *path, int rank, const int64_t *shape, const
   if (!status)
     status = mha_output_write(output, header, (size_t)header_text(rank, shape, header), error);
   if (!status)
-    status = mha_output_write_floats(output, data, n, error);
+    status = mha_output_write_numbers(output, data, sizeof *data, n, error);
   return status ? status : mha_output_sync(output, error);
 }
 

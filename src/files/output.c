@@ -238,17 +238,27 @@ mha_status mha_output_write(mha_output *output, const void *data, size_t bytes, 
   return mha_succeed(error);
 }
 
-mha_status mha_output_write_floats(mha_output *output, const float *data, int64_t n,
-                                   mha_error *error) {
+static uint32_t bits_of(const unsigned char *number, size_t bytes) {
+  uint16_t half = 0;
+  uint32_t whole = 0;
+  if (bytes == sizeof whole)
+    memcpy(&whole, number, sizeof whole);
+  else
+    memcpy(&half, number, sizeof half);
+  return whole | half;
+}
+
+mha_status mha_output_write_numbers(mha_output *output, const void *data, size_t bytes_each,
+                                    int64_t n, mha_error *error) {
+  const unsigned char *numbers = data;
   unsigned char piece[16384];
   mha_status status = MHA_OK;
   int64_t next = 0;
   while (!status && next < n) {
     size_t used = 0;
     for (; next < n && used < sizeof piece; next++) {
-      uint32_t bits;
-      memcpy(&bits, data + next, sizeof bits);
-      for (int byte = 0; byte < 4; byte++)
+      const uint32_t bits = bits_of(numbers + (size_t)next * bytes_each, bytes_each);
+      for (size_t byte = 0; byte < bytes_each; byte++)
         piece[used++] = (unsigned char)(bits >> 8 * byte & 0xFFU);
     }
     status = mha_output_write(output, piece, used, error);

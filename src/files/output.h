@@ -46,9 +46,10 @@ mha_status mha_output_open(const char *path, mha_output *output, mha_error *erro
  * a failure as any other: it raises no SIGXFSZ. */
 mha_status mha_output_write(mha_output *output, const void *data, size_t bytes, mha_error *error);
 
-/* Appends n numbers, little-endian whatever this machine is. */
-mha_status mha_output_write_floats(mha_output *output, const float *data, int64_t n,
-                                   mha_error *error);
+/* Appends n numbers of 2 or of 4 bytes each, little-endian whatever this machine is. They need not
+ * be aligned. */
+mha_status mha_output_write_numbers(mha_output *output, const void *data, size_t bytes_each,
+                                    int64_t n, mha_error *error);
 
 /* Brings the file to the disk and closes it: it is complete. On failure it is removed. */
 mha_status mha_output_sync(mha_output *output, mha_error *error);

@@ -40,13 +40,14 @@ typedef struct mha_tensor_to_write {
   const char *name; /* UTF-8 without control characters, not "__metadata__" */
   int rank;
   int64_t shape[2];
-  const float *data;
-  int64_t row_stride; /* of rank 2: floats between the beginnings of rows, at least shape[1] */
+  const void *data;
+  int64_t row_stride; /* of rank 2: numbers between the beginnings of rows, at least shape[1] */
+  int32_t element;    /* mha_element of data, one without blocks */
 } mha_tensor_to_write;
 
-/* Writes the n tensors in their order as dense little-endian float32. Afterwards `path` is the
- * whole new file, or on failure what it was before. Errors: VALUE for a name that cannot be written
- * or stands twice; OVERFLOW; MEMORY; IO. */
+/* Writes the n tensors in their order, dense and little-endian, each in its type. Afterwards `path`
+ * is the whole new file, or on failure what it was before. Errors: VALUE for a name that cannot be
+ * written or stands twice; OVERFLOW; MEMORY; IO. */
 mha_status mha_safetensors_write(const char *path, const mha_tensor_to_write *tensors, int n,
                                  mha_error *error);
 

@@ -1,4 +1,5 @@
 /* Owns the writing of the safetensors format. */
+#include "base/element.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "output.h"
@@ -46,7 +47,7 @@ static bool add_entry(json_t *root, const mha_tensor_to_write *tensor, int64_t b
     failed |= json_array_append_new(shape, json_integer(tensor->shape[axis]));
   failed |= json_array_append_new(offsets, json_integer(begin));
   failed |= json_array_append_new(offsets, json_integer(end));
-  failed |= json_object_set_new(entry, "dtype", json_string("F32"));
+  failed |= json_object_set_new(entry, "dtype", json_string(mha_element_name(tensor->element)));
   failed |= json_object_set_new(entry, "shape", shape);
   failed |= json_object_set_new(entry, "data_offsets", offsets);
   failed |= json_object_set_new(root, tensor->name, entry);
@@ -55,7 +56,7 @@ static bool add_entry(json_t *root, const mha_tensor_to_write *tensor, int64_t b
 
 /* *end = begin + the bytes of the tensor. */
 static bool end_of(const mha_tensor_to_write *tensor, int64_t begin, int64_t *end) {
-  int64_t bytes = sizeof(float);
+  int64_t bytes = (int64_t)mha_element_bytes(tensor->element, 1);
   for (int axis = 0; axis < tensor->rank; axis++)
     if (!mha_multiply(bytes, tensor->shape[axis], &bytes))
       return false;
@@ -114,11 +115,14 @@ static mha_status write_numbers(mha_output *output, const mha_tensor_to_write *t
                                 mha_error *error) {
   const int64_t rows = tensor->rank == 2 ? tensor->shape[0] : 1;
   const int64_t width = tensor->rank == 0 ? 1 : tensor->shape[tensor->rank - 1];
+  const size_t each = mha_element_bytes(tensor->element, 1);
   mha_status status = MHA_OK;
   if (tensor->row_stride == width)
-    return mha_output_write_floats(output, tensor->data, rows * width, error);
+    return mha_output_write_numbers(output, tensor->data, each, rows * width, error);
   for (int64_t row = 0; !status && row < rows; row++)
-    status = mha_output_write_floats(output, tensor->data + row * tensor->row_stride, width, error);
+    status = mha_output_write_numbers(
+        output, mha_element_at(tensor->data, tensor->element, row * tensor->row_stride), each,
+        width, error);
   return status;
 }
 

@@ -1,5 +1,6 @@
 /* Owns mha_weights_save: from a layer to a safetensors file. */
 #include "base/arguments.h"
+#include "base/element.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "layer/weights.h"
@@ -26,11 +27,18 @@ static mha_status check_matrices(const mha_weights *w, mha_error *error) {
     const char *name;
   } projections[] = {
       {&w->query, "query"}, {&w->key, "key"}, {&w->value, "value"}, {&w->output, "output"}};
-  for (int k = 0; k < 4; k++)
-    if (!projections[k].projection->matrix)
+  for (int k = 0; k < 4; k++) {
+    const mha_projection *p = projections[k].projection;
+    if (!p->matrix)
       return mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "the layer has no %s matrix; rule: a saved layer has all four",
                       projections[k].name);
+    if (mha_element_block(p->element) > 1)
+      return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                      "the layer's %s matrix is %s; rule: F32, F16 or BF16, since safetensors has "
+                      "no types with blocks",
+                      projections[k].name, mha_element_name(p->element));
+  }
   return MHA_OK;
 }
 
@@ -54,6 +62,7 @@ static void add_vector(saved *s, const mha_weights *w, mha_part part, const floa
   tensor->rank = 1;
   tensor->shape[0] = n;
   tensor->data = data;
+  tensor->element = MHA_F32;
 }
 
 static void add_projection(saved *s, const mha_weights *w, mha_part matrix, mha_part bias,
@@ -64,6 +73,7 @@ static void add_projection(saved *s, const mha_weights *w, mha_part matrix, mha_
   tensor->shape[0] = in_out ? p->in : p->out;
   tensor->shape[1] = in_out ? p->out : p->in;
   tensor->data = p->matrix;
+  tensor->element = p->element;
   tensor->row_stride = in_out ? p->in_stride : p->out_stride;
   add_vector(s, w, bias, p->bias, p->out);
 }

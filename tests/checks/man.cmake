@@ -21,7 +21,7 @@ function(compare what in_help in_manual)
   endif()
 endfunction()
 
-foreach(command IN ITEMS demo run inspect)
+foreach(command IN ITEMS demo run inspect convert)
   run(help ${CLI} ${command} --help)
   options_of(in_help "\n  " "${help}")
   if(NOT manual MATCHES "\n\\.Ss ${command}\n")

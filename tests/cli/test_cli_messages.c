@@ -55,14 +55,15 @@ static void inspect_shows_tensors_and_layers(void **state) {
       " F32 (6, 2) 48 bytes c.in_proj_weight", " F64 (0,) 0 bytes none", " I64 () 8 bytes steps",
       "", "layer \"b.\": Hugging Face, q_proj, [out][in]", " Wq F16 (4, 2) b.q_proj.weight",
       " Wk BF16 (4, 2) b.k_proj.weight", " Wv F32 (4, 2) b.v_proj.weight",
-      " Wo I8 (2, 4) b.o_proj.weight (a type that is not loaded)", " bq F16 (4,) b.q_proj.bias", "",
+      " Wo I8 (2, 4) b.o_proj.weight (a type that is not loaded)", " bq F16 (4,) b.q_proj.bias",
+      " 80 bytes in all", " cache: each token takes 32 bytes as f32, 16 as f16 or bf16", "",
       "layer \"c.\": PyTorch, packed, [out][in]", " Wq Wk Wv F32 (6, 2) c.in_proj_weight",
-      " missing: c.out_proj.weight", " not supported: c.bias_k");
+      " 48 bytes in all", " missing: c.out_proj.weight", " not supported: c.bias_k");
   RUN_WELL("inspect", "in.safetensors", "--prefix", "c.");
   CHECK_LINES("in.safetensors: safetensors file, 9 tensors", "", "tensors",
               " F32 (1, 1, 2) 8 bytes c.bias_k", " F32 (6, 2) 48 bytes c.in_proj_weight", "",
               "layer \"c.\": PyTorch, packed, [out][in]", " Wq Wk Wv F32 (6, 2) c.in_proj_weight",
-              " missing: c.out_proj.weight", " not supported: c.bias_k");
+              " 48 bytes in all", " missing: c.out_proj.weight", " not supported: c.bias_k");
   RUN_WELL("inspect", "--prefix=", "in.safetensors");
   assert_non_null(strstr(command_out, " b.q_proj.bias\n"));
   assert_string_equal(command_out + strlen(command_out) - 10, "\nno layer\n");
@@ -77,7 +78,8 @@ static void inspect_shows_folders(void **state) {
               " <f4 (5, 4) 80 bytes a.W_V", " <f4 (10,) 40 bytes a.b_K", " <f4 (7,) 28 bytes a.b_O",
               "", "layer \"a.\": the article, [in][out]", " Wq <f4 (8, 20) a.W_Q",
               " Wk <f4 (6, 10) a.W_K", " Wv <f4 (5, 4) a.W_V", " Wo <f4 (8, 7) a.W_O",
-              " bk <f4 (10,) a.b_K", " bo <f4 (7,) a.b_O");
+              " bk <f4 (10,) a.b_K", " bo <f4 (7,) a.b_O", " 1252 bytes in all",
+              " cache: each token takes 56 bytes as f32, 28 as f16 or bf16");
 }
 
 /* Nothing in the text but printable ASCII and the ends of lines. */
@@ -209,6 +211,33 @@ static const struct {
     {"FILE|DIR is given twice", {"inspect", article, "w"}},
     {"unknown option \"-w\"", {"inspect", "-w"}},
     {"unknown option \"--heads\"", {"inspect", article, "--heads", "2"}},
+    {"FILE|DIR is missing; rule: a path", {"convert", "--type", "f16"}},
+    {"OUT is missing; rule: a path", {"convert", "w", "--type", "f16"}},
+    {"OUT is given twice", {"convert", "w", "out.st", "x", "--type", "f16"}},
+    {"OUT is empty", {"convert", "w", "", "--type", "f16"}},
+    {"--type is missing; rule: --type f32|f16|bf16", {"convert", "w", "out.st", "--heads", "4"}},
+    {"--type is \"q8_0\"; rule: f32|f16|bf16, since safetensors has no types with blocks",
+     {"convert", "w", "out.st", "--type", "q8_0"}},
+    {"--type is \"Q4_0\"; rule: f32|f16|bf16, since safetensors", {"convert", "--type", "Q4_0"}},
+    {"--type is \"f64\"; rule: f32|f16|bf16\n", {"convert", "--type", "f64"}},
+    {"--type is \"f1\"; rule: f32", {"convert", "--type", "f1"}},
+    {"--type is \"f160\"; rule: f32", {"convert", "--type", "f160"}},
+    {"--type is \"\"; rule: f32", {"convert", "--type="}},
+    {"--heads is missing; rule: --heads H, since w does not tell it",
+     {"convert", "w", "out.st", "--type", "f16", "--prefix", "a."}},
+    {"--kv-heads is 3 for --heads 4",
+     {"convert", "w", "out.st", "--type", "f16", "--heads", "4", "--kv-heads", "3"}},
+    {"OUT is \"./w/a.b_O.npy\", which FILE|DIR names too; rule: a result replaces no weights",
+     {"convert", "w/a.b_O.npy", "./w/a.b_O.npy", "--type", "f16", "--heads", "4"}},
+    {"OUT is \"stdout.txt\", to which standard output goes; rule: a result has a file of its own",
+     {"convert", "w", "stdout.txt", "--type", "f16", "--heads", "4"}},
+    {"unknown option \"--keep-type\"", {"convert", "w", "out.st", "--keep-type"}},
+    {"\"--keep-type=1\" has a value", {"run", "--keep-type=1"}},
+    {"unknown option \"--type\"", {"run", "--type", "f16"}},
+    {"--cache-type is given without --steps",
+     {ARTICLE_RUN, "--output", "y.npy", "--causal", "--cache-type", "f16"}},
+    {"--cache-type is \"q4_0\"; rule: f32|f16|bf16|q8_0\n", {"run", "--cache-type", "q4_0"}},
+    {"--cache-type is \"half\"; rule: f32|f16|bf16|q8_0\n", {"run", "--cache-type=half"}},
     {"unexpected word \"w\"", {ARTICLE_RUN, "w"}},
     {"unknown option \"--heads\"", {"demo", "--heads", "2"}},
     {"unexpected word \"x\"", {"demo", "x"}},
@@ -223,7 +252,7 @@ static const struct {
     {"--heads is given twice", {ARTICLE_RUN, "--heads", "2", "--output", "y.npy"}},
     {"--output is missing", {ARTICLE_RUN}},
     {"--input is missing", {"run", "--weights", article, "--heads", "2", "--output", "y.npy"}},
-    {"--heads is missing",
+    {"--heads is missing; rule: --heads H, since ",
      {"run", "--weights", article, "--input", article_x, "--output", "y.npy"}},
     {"--weights is missing", {"run", "--heads", "2", "--input", "x", "--output", "y.npy"}},
     {"--output has no value", {ARTICLE_RUN, "--output"}},
@@ -422,6 +451,15 @@ static const struct {
      {ARTICLE_STEPS, "--attend", "six.npy"}},
     {"bias has 2 rows and 7 columns; rule: 1 or Lq", {ARTICLE_STEPS, "--bias", "two_rows.npy"}},
     {"attend.heads is 3; rule: 1 or 2", {ARTICLE_STEPS, "--attend", "heads.npy"}},
+    {"head sizes 4 and 4; rule: whole blocks of Q8_0", {ARTICLE_STEPS, "--cache-type", "q8_0"}},
+    {"absent does not exist", {"convert", "absent", "out.st", "--type", "f16", "--heads", "2"}},
+    {"OUT: absent/out.st cannot be written: ",
+     {"convert", "w", "absent/out.st", "--type", "f16", "--heads", "4"}},
+    {"OUT: /dev/null is not a regular file",
+     {"convert", "w", "/dev/null", "--type", "f16", "--heads", "4"}},
+    {"w: a.W_K has shape (6, 10)", {"convert", "w", "y.npy", "--type", "f16", "--heads", "2"}},
+    {"w holds no layer under the prefix \"b.\"",
+     {"convert", "w", "y.npy", "--type", "f16", "--heads", "2", "--prefix", "b."}},
 };
 
 static void put_bad_files(void) {
@@ -472,6 +510,7 @@ static void help_names_every_option(void **state) {
                                       "--prefix P",
                                       "--heads H",
                                       "--kv-heads G",
+                                      "--keep-type",
                                       "--norm-epsilon E",
                                       "--rope halves|interleaved",
                                       "--rope-base B",
@@ -499,6 +538,7 @@ static void help_names_every_option(void **state) {
                                       "--svg FILE",
                                       "--labels TEXT",
                                       "--steps",
+                                      "--cache-type f32|f16|bf16|q8_0",
                                       "--trace",
                                       "--threads N",
                                       "--help"};
@@ -521,6 +561,11 @@ static void help_names_every_option(void **state) {
   assert_non_null(strstr(command_out, "  FILE|DIR  (required)\n"));
   assert_non_null(strstr(command_out, "--prefix P"));
   assert_null(strstr(command_out, "--heads"));
+  RUN_WELL("convert", "--help");
+  assert_non_null(strstr(command_out, "mha convert FILE|DIR OUT [options]"));
+  assert_non_null(strstr(command_out, "  OUT  (required)\n"));
+  assert_non_null(strstr(command_out, "  --type f32|f16|bf16  (required)\n"));
+  assert_null(strstr(command_out, "--weights"));
   RUN_WELL("demo", "--help");
   assert_non_null(strstr(command_out, "--trace"));
   assert_null(strstr(command_out, "--weights"));

@@ -290,6 +290,25 @@ static void signals_leave_no_temporary_files(void **state) {
     }
 }
 
+/* They wait until the file is complete: its temporary name is the library's own. */
+static void signals_let_convert_finish(void **state) {
+  static const int signals[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU};
+  static const char *const words[] = {"convert", article,   "out.st", "--type",
+                                      "f16",     "--heads", "2",      NULL};
+  const int before = test_files_in(".");
+  (void)state;
+  command_in_child = send_signal;
+  for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+    test_note("signal %d", signals[i]);
+    sent_at = 1;
+    sent_signal = command_signal = signals[i];
+    (void)command_run(words);
+    assert_string_equal(command_err, "");
+    assert_int_equal(test_files_in("."), before + 1);
+    assert_int_equal(unlink("out.st"), 0);
+  }
+}
+
 /* As nohup wants it. */
 static void ignored_signals_stay_ignored(void **state) {
   (void)state;
@@ -314,6 +333,7 @@ int main(void) {
       cmocka_unit_test(a_full_standard_output_is_an_error),
       cmocka_unit_test_teardown(a_limit_on_files_leaves_nothing, leave_child_alone),
       cmocka_unit_test_teardown(signals_leave_no_temporary_files, leave_child_alone),
+      cmocka_unit_test_teardown(signals_let_convert_finish, leave_child_alone),
       cmocka_unit_test_teardown(ignored_signals_stay_ignored, leave_child_alone),
   };
   return cmocka_run_group_tests(tests, command_enter_folder, command_leave_folder);

@@ -644,8 +644,8 @@ static void allocation_failures(void **state) {
 /* A header that cannot be built leaves no file. */
 static void allocation_failures_of_the_writer(void **state) {
   static const float numbers[4] = {1, 2, 3, 4};
-  const mha_tensor_to_write tensors[2] = {{"a\"", 2, {1, 2}, numbers, 3},
-                                          {"b", 1, {4}, numbers, 0}};
+  const mha_tensor_to_write tensors[2] = {{"a\"", 2, {1, 2}, numbers, 3, MHA_F32},
+                                          {"b", 1, {4}, numbers, 0, MHA_F32}};
   static const char path[] = "test_safetensors.written";
   mha_status status = MHA_ERROR_MEMORY;
   (void)state;

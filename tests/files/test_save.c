@@ -1,9 +1,11 @@
 /* mha_weights_save: what it writes is a safetensors file by the format's own rules, is the same
- * layer when it is loaded again, and takes the place of an old file only when it is complete. */
+ * layer when it is loaded again, matrices of 16 bits too, and takes the place of an old file only
+ * when it is complete. */
 #define _XOPEN_SOURCE 700
 
 #include "layer_file.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -18,13 +20,20 @@ static const int64_t out_sizes[4] = {H * D, G *D, G *DV, EO};
 
 typedef struct arrays {
   float matrices[4][22 * 22], biases[4][20], norms[2][12], sinks[H];
+  unsigned char halves[4][2 * 22 * 22]; /* of the matrices that have 16 bits */
 } arrays;
 
 typedef struct options {
   bool out_in, biases, sinks, copy;
   int32_t norm;
   bool norm_weights[2];
+  int32_t elements[4]; /* mha_element of the matrices, of 16 or 32 bits */
 } options;
+
+/* Those of 16 bits begin at an odd address. */
+static const void *matrix_of(const arrays *a, const options *o, int k) {
+  return o->elements[k] == MHA_F32 ? (const void *)a->matrices[k] : a->halves[k] + 1;
+}
 
 static mha_weights *make_layer(arrays *a, const options *o, const mha_allocator *allocator) {
   test_random random;
@@ -32,12 +41,12 @@ static mha_weights *make_layer(arrays *a, const options *o, const mha_allocator 
   mha_matrices m;
   mha_weights *weights = NULL;
   mha_error error;
-  const float *data[4];
   int64_t ld[4];
   test_random_seed(&random, 11);
   test_fill_normal(&random, (float *)(void *)a, sizeof *a / sizeof(float), 1.0);
   for (int k = 0; k < 4; k++) {
-    data[k] = a->matrices[k];
+    for (size_t i = 0; i < sizeof a->halves[k]; i++) /* NaN and infinity are among them */
+      a->halves[k][i] = (unsigned char)(test_random_bits(&random) & 0xFF);
     ld[k] = (o->out_in ? in_sizes[k] : out_sizes[k]) + GAP;
   }
   config.head_size = D;
@@ -52,10 +61,14 @@ static mha_weights *make_layer(arrays *a, const options *o, const mha_allocator 
   MHA_INIT(&m);
   m.orientation = o->out_in ? MHA_OUT_IN : MHA_IN_OUT;
   m.ownership = o->copy ? MHA_COPY : MHA_BORROW;
-  m.query = data[0];
-  m.key = data[1];
-  m.value = data[2];
-  m.output = data[3];
+  m.query = matrix_of(a, o, 0);
+  m.key = matrix_of(a, o, 1);
+  m.value = matrix_of(a, o, 2);
+  m.output = matrix_of(a, o, 3);
+  m.query_element = o->elements[0];
+  m.key_element = o->elements[1];
+  m.value_element = o->elements[2];
+  m.output_element = o->elements[3];
   m.query_ld = ld[0];
   m.key_ld = ld[1];
   m.value_ld = ld[2];
@@ -116,11 +129,13 @@ static const char *value_of(const char *from, const char *key) {
   return at;
 }
 
-static entry find_entry(const contents *c, const char *name) {
+static entry find_entry(const contents *c, const char *name, const char *type) {
   entry e = {0, 0, {0, 0}, 0};
   const char *from = value_of(c->header, name);
   assert_int_equal(*from, '{');
-  assert_int_equal(strncmp(value_of(from, "dtype"), "\"F32\"", 5), 0);
+  char quoted[16];
+  (void)snprintf(quoted, sizeof quoted, "\"%s\"", type);
+  assert_int_equal(strncmp(value_of(from, "dtype"), quoted, strlen(quoted)), 0);
   const char *shape = value_of(from, "shape");
   e.rank = sscanf(shape, "[ %lld , %lld ]", &e.shape[0], &e.shape[1]);
   assert_int_equal(sscanf(value_of(from, "data_offsets"), "[ %zu , %zu ]", &e.begin, &e.end), 2);
@@ -129,31 +144,42 @@ static entry find_entry(const contents *c, const char *name) {
 }
 
 /* Little-endian bytes, whatever this machine is. */
-static float number_at(const contents *c, const entry *e, int64_t i) {
-  const unsigned char *b = c->bytes + 8 + c->header_bytes + e->begin + 4 * i;
-  const uint32_t bits =
-      (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-  float number;
-  memcpy(&number, &bits, sizeof number);
-  return number;
+static uint32_t bits_at(const contents *c, const entry *e, size_t bytes, int64_t i) {
+  const unsigned char *b = c->bytes + 8 + c->header_bytes + e->begin + (int64_t)bytes * i;
+  uint32_t bits = 0;
+  for (size_t k = 0; k < bytes; k++)
+    bits |= (uint32_t)b[k] << 8 * k;
+  return bits;
 }
 
-/* Shape and numbers of one tensor; `covered` counts the bytes of all, which may not overlap. */
-static void check_tensor(const contents *c, const char *prefix, const char *name, int64_t rows,
-                         int64_t columns, const float *expected, int64_t ld, unsigned char *used,
-                         size_t *covered) {
+/* Those of number i in memory. */
+static uint32_t bits_of(const void *numbers, size_t bytes, int64_t i) {
+  const unsigned char *at = (const unsigned char *)numbers + (int64_t)bytes * i;
+  uint32_t whole = 0;
+  uint16_t half = 0;
+  memcpy(bytes == 2 ? (void *)&half : (void *)&whole, at, bytes);
+  return bytes == 2 ? half : whole;
+}
+
+/* Type, shape and numbers of one tensor; `covered` counts the bytes of all, which may not overlap.
+ */
+static void check_tensor(const contents *c, const char *prefix, const char *name, int32_t element,
+                         int64_t rows, int64_t columns, const void *expected, int64_t ld,
+                         unsigned char *used, size_t *covered) {
   char full[256];
+  const size_t each = element == MHA_F32 ? 4 : 2;
   (void)snprintf(full, sizeof full, "%s%s", prefix, name);
   test_note("%s", full);
-  const entry e = find_entry(c, full);
+  const entry e = find_entry(c, full, mha_element_name(element));
   assert_int_equal(e.rank, columns ? 2 : 1);
   assert_int_equal(e.shape[0], rows);
   assert_int_equal(e.shape[1], columns);
   const int64_t row_length = columns ? columns : 1;
-  assert_int_equal(e.end - e.begin, rows * row_length * 4);
+  assert_int_equal(e.end - e.begin, (size_t)(rows * row_length) * each);
   for (int64_t r = 0; r < rows; r++)
     for (int64_t k = 0; k < row_length; k++)
-      assert_true(test_equal_bits(number_at(c, &e, r * row_length + k), expected[r * ld + k]));
+      assert_int_equal(bits_at(c, &e, each, r * row_length + k),
+                       bits_of(expected, each, r * ld + k));
   for (size_t i = e.begin; i < e.end; i++)
     assert_int_equal(used[i]++, 0);
   *covered += e.end - e.begin;
@@ -172,32 +198,45 @@ static void check_file(const char *path, const char *prefix, const arrays *a, co
   for (int k = 0; k < 4; k++) {
     const int64_t rows = o->out_in ? out_sizes[k] : in_sizes[k];
     const int64_t columns = o->out_in ? in_sizes[k] : out_sizes[k];
-    check_tensor(&c, prefix, as->matrices[k], rows, columns, a->matrices[k], columns + GAP, used,
-                 &covered);
+    check_tensor(&c, prefix, as->matrices[k], o->elements[k], rows, columns, matrix_of(a, o, k),
+                 columns + GAP, used, &covered);
     if (o->biases)
-      check_tensor(&c, prefix, as->biases[k], out_sizes[k], 0, a->biases[k], 1, used, &covered);
+      check_tensor(&c, prefix, as->biases[k], MHA_F32, out_sizes[k], 0, a->biases[k], 1, used,
+                   &covered);
   }
   for (int k = 0; o->norm != MHA_NORM_NONE && k < 2; k++) {
     const int64_t length = o->norm == MHA_NORM_FULL ? out_sizes[k] : D;
-    check_tensor(&c, prefix, norms[k], length, 0, o->norm_weights[k] ? a->norms[k] : ones, 1, used,
-                 &covered);
+    check_tensor(&c, prefix, norms[k], MHA_F32, length, 0, o->norm_weights[k] ? a->norms[k] : ones,
+                 1, used, &covered);
   }
   if (o->sinks)
-    check_tensor(&c, prefix, "sinks", H, 0, a->sinks, 1, used, &covered);
+    check_tensor(&c, prefix, "sinks", MHA_F32, H, 0, a->sinks, 1, used, &covered);
   assert_int_equal(covered, c.n - 8 - c.header_bytes);
 }
 
 /* ---- Round trips ----------------------------------------------------------------------------- */
 
+static float number_of(const mha_projection *p, int64_t i, int64_t o) {
+  const size_t each = mha_element_bytes(p->element, 1);
+  const size_t at = (size_t)(i * p->in_stride + o * p->out_stride) * each;
+  float number = 0;
+  mha_error error;
+  test_expect(
+      mha_element_convert(p->element, (const char *)p->matrix + at, MHA_F32, &number, 1, &error),
+      MHA_OK, &error);
+  return number;
+}
+
+/* Each matrix in the type that it has. A NaN stays one, whatever its payload becomes. */
 static void same_projection(const mha_projection *a, const mha_projection *b) {
-  const float *before = a->matrix;
-  const float *after = b->matrix;
   assert_int_equal(a->in, b->in);
   assert_int_equal(a->out, b->out);
   for (int64_t i = 0; i < a->in; i++)
-    for (int64_t o = 0; o < a->out; o++)
-      assert_true(test_equal_bits(before[i * a->in_stride + o * a->out_stride],
-                                  after[i * b->in_stride + o * b->out_stride]));
+    for (int64_t o = 0; o < a->out; o++) {
+      const float x = number_of(a, i, o);
+      const float y = number_of(b, i, o);
+      assert_true(test_equal_bits(x, y) || (isnan(x) && isnan(y)));
+    }
   assert_int_equal(a->bias != NULL, b->bias != NULL);
   for (int64_t o = 0; a->bias && o < a->out; o++)
     assert_true(test_equal_bits(a->bias[o], b->bias[o]));
@@ -261,6 +300,29 @@ static void every_layer_makes_the_round_trip(void **state) {
       }
 }
 
+/* Each of the three types for each matrix, beside each other; the bits are those in memory, and
+ * loading has the same values. */
+static void matrices_keep_their_types(void **state) {
+  static arrays a;
+  static const int32_t types[] = {MHA_F32, MHA_F16, MHA_BF16};
+  (void)state;
+  for (int which = 0; which < 3 * 3 * 3 * 3; which++) {
+    const options o = {.out_in = which & 1,
+                       .copy = which & 2,
+                       .biases = which % 5 == 0,
+                       .elements = {types[which % 3], types[which / 3 % 3], types[which / 9 % 3],
+                                    types[which / 27]}};
+    mha_error error;
+    mha_weights *weights = make_layer(&a, &o, NULL);
+    test_note("layer %d", which);
+    test_expect(mha_weights_save(weights, "layer.st", "x.", &error), MHA_OK, &error);
+    check_file("layer.st", "x.", &a, &o);
+    test_note("layer %d", which);
+    check_loaded(weights, "x.");
+    mha_weights_destroy(weights);
+  }
+}
+
 /* A layer whose numbers lie in a file may be saved to that very file. */
 static void a_layer_replaces_its_own_file(void **state) {
   static arrays a;
@@ -313,6 +375,45 @@ static void an_absent_matrix_is_unsupported(void **state) {
     assert_false(test_exists("layer.st"));
     mha_weights_destroy(weights);
   }
+}
+
+/* The file that is there already is not touched. */
+static void a_matrix_with_blocks_is_unsupported(void **state) {
+  static const float square[32 * 32];
+  static const char *const names[] = {"query", "key", "value", "output"};
+  static const int32_t types[] = {MHA_Q8_0, MHA_Q4_0};
+  static unsigned char blocks[32 * 34];
+  (void)state;
+  test_put_file("layer.st", "old", 3);
+  for (int which = 0; which < 8; which++) {
+    const int32_t element = types[which % 2];
+    mha_config config;
+    mha_matrices m;
+    mha_weights *weights = NULL;
+    mha_error error;
+    char fragment[64];
+    mha_config_init(&config, 32, 1);
+    MHA_INIT(&m);
+    m.orientation = MHA_OUT_IN;
+    m.query = m.key = m.value = m.output = square;
+    const void **matrices[] = {&m.query, &m.key, &m.value, &m.output};
+    int32_t *elements[] = {&m.query_element, &m.key_element, &m.value_element, &m.output_element};
+    *matrices[which / 2] = blocks;
+    *elements[which / 2] = element;
+    test_expect(mha_weights_create(&config, &m, &weights, &error), MHA_OK, &error);
+    (void)snprintf(fragment, sizeof fragment, "the layer's %s matrix is %s; rule: F32, F16 or BF16",
+                   names[which / 2], mha_element_name(element));
+    check_refused(weights, "layer.st", NULL, MHA_ERROR_UNSUPPORTED, fragment);
+    check_refused(weights, "absent.st", NULL, MHA_ERROR_UNSUPPORTED, fragment);
+    assert_false(test_exists("absent.st"));
+    mha_weights_destroy(weights);
+  }
+  FILE *file = fopen("layer.st", "rb");
+  char old[8];
+  assert_non_null(file);
+  assert_int_equal(fread(old, 1, sizeof old, file), 3);
+  assert_int_equal(fclose(file), 0);
+  assert_memory_equal(old, "old", 3);
 }
 
 static void bad_arguments_are_refused(void **state) {
@@ -392,8 +493,10 @@ static void allocation_failures(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(every_layer_makes_the_round_trip, layer_remove_file),
+      cmocka_unit_test_teardown(matrices_keep_their_types, layer_remove_file),
       cmocka_unit_test_teardown(a_layer_replaces_its_own_file, layer_remove_file),
       cmocka_unit_test_teardown(an_absent_matrix_is_unsupported, layer_remove_file),
+      cmocka_unit_test_teardown(a_matrix_with_blocks_is_unsupported, layer_remove_file),
       cmocka_unit_test_teardown(bad_arguments_are_refused, layer_remove_file),
       cmocka_unit_test_teardown(what_was_there_survives_a_failure, layer_remove_file),
       cmocka_unit_test_teardown(allocation_failures, layer_remove_file),

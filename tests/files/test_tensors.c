@@ -614,8 +614,9 @@ static void written_files_are_read(void **state) {
   static const float numbers[] = {1, 2, 3, -1, 4, 5, 6, -1, 7.5F};
   static const float dense[] = {1, 2, 3, 4, 5, 6};
   const mha_tensor_to_write tensors[] = {
-      {"z", 2, {2, 3}, numbers, 4}, {STRANGE, 1, {3}, numbers + 4, 0}, {"", 0, {0}, numbers + 8, 0},
-      {"none", 2, {0, 3}, NULL, 3}, {"thin", 2, {3, 1}, numbers, 4},
+      {"z", 2, {2, 3}, numbers, 4, MHA_F32},    {STRANGE, 1, {3}, numbers + 4, 0, MHA_F32},
+      {"", 0, {0}, numbers + 8, 0, MHA_F32},    {"none", 2, {0, 3}, NULL, 3, MHA_F32},
+      {"thin", 2, {3, 1}, numbers, 4, MHA_F32},
   };
   mha_raw_tensors read;
   mha_error error;
@@ -649,7 +650,7 @@ static void long_tensors_are_written(void **state) {
   enum { ROWS = 57, WIDTH = 999, STRIDE = 1003 };
   const size_t row_bytes = WIDTH * sizeof(float);
   static float numbers[ROWS * STRIDE];
-  const mha_tensor_to_write tensor = {"w", 2, {ROWS, WIDTH}, numbers, STRIDE};
+  const mha_tensor_to_write tensor = {"w", 2, {ROWS, WIDTH}, numbers, STRIDE, MHA_F32};
   mha_raw_tensors read;
   mha_error error;
   (void)state;
@@ -688,8 +689,8 @@ static void bad_tensors_are_not_written(void **state) {
   (void)state;
   test_put_file("files/w", "old", 3);
   for (size_t i = 0; i < COUNT(rows); i++) {
-    const mha_tensor_to_write tensors[2] = {{"first", 1, {1}, &number, 0},
-                                            {rows[i].name, 1, {rows[i].rows}, &number, 0}};
+    const mha_tensor_to_write tensors[2] = {{"first", 1, {1}, &number, 0, MHA_F32},
+                                            {rows[i].name, 1, {rows[i].rows}, &number, 0, MHA_F32}};
     mha_error error;
     test_expect(mha_safetensors_write("files/w", tensors, 2, &error), rows[i].status, &error);
     if (!strstr(error.message, rows[i].fragment))
@@ -706,8 +707,8 @@ static void bad_tensors_are_not_written(void **state) {
 /* A limit on the size of files is an error, and no signal ends the process. */
 static void a_failed_write_leaves_the_old_file(void **state) {
   static const float numbers[20000] = {1, 2};
-  const mha_tensor_to_write small = {"w", 1, {2}, numbers, 0};
-  const mha_tensor_to_write large = {"w", 1, {20000}, numbers, 0};
+  const mha_tensor_to_write small = {"w", 1, {2}, numbers, 0, MHA_F32};
+  const mha_tensor_to_write large = {"w", 1, {20000}, numbers, 0, MHA_F32};
   struct rlimit before;
   mha_raw_tensors read;
   mha_error error;
@@ -743,7 +744,7 @@ static void a_mapped_file_may_be_replaced(void **state) {
                   six, sizeof six);
   open_well("files/w", false, &old);
   const float *numbers = (const float *)(const void *)old.items[0].data;
-  const mha_tensor_to_write tensor = {"v", 1, {5}, numbers + 1, 0};
+  const mha_tensor_to_write tensor = {"v", 1, {5}, numbers + 1, 0, MHA_F32};
   test_expect(mha_safetensors_write("files/w", &tensor, 1, &error), MHA_OK, &error);
   assert_memory_equal(old.items[0].data, six, sizeof six);
   open_well("files/w", false, &read);

@@ -363,15 +363,13 @@ static void compare_step(void *user, const mha_trace_step *step) {
   for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
     if (strcmp(step->name, known[i].name) != 0)
       continue;
-    const test_view view = {(float *)(uintptr_t)step->data,
-                            step->shape[0],
-                            step->shape[1],
-                            1,
-                            step->shape[2],
-                            step->strides[0],
-                            step->strides[1],
-                            0,
-                            0};
+    const test_view view = {.data = (float *)(uintptr_t)step->data,
+                            .batch = step->shape[0],
+                            .length = step->shape[1],
+                            .heads = 1,
+                            .size = step->shape[2],
+                            .batch_stride = step->strides[0],
+                            .row_stride = step->strides[1]};
     float *dense = test_gather(&view);
     test_compare(step->name, test_view_shape(&view), dense, known[i].numbers->value,
                  known[i].numbers->bound);

@@ -1,0 +1,85 @@
+/* Owns what `mha inspect` tells of a model beside its tensors: metadata, and what a token costs. */
+#include "model.h"
+
+#include "terminal.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <string.h>
+
+enum { LABEL_COLUMNS = 15 };
+
+static void print_label(const char *label, FILE *stream) {
+  fprintf(stream, "  %-*s  ", LABEL_COLUMNS, label);
+}
+
+static void print_size(const char *label, int64_t size, FILE *stream) {
+  if (size <= 0)
+    return;
+  print_label(label, stream);
+  fprintf(stream, "%" PRId64 "\n", size);
+}
+
+/* Nine digits tell every float, which is what files have. */
+static void print_number(const char *label, double number, FILE *stream) {
+  if (!(number > 0))
+    return;
+  print_label(label, stream);
+  fprintf(stream, "%.9g\n", number);
+}
+
+/* Loading turns nothing unless it is told to, whatever the architecture does. The sizes it takes
+ * from the file itself, and refuses positions that they do not tell all of: naming them here would
+ * hide that. */
+static void print_rope(const mha_model_info *m, FILE *stream) {
+  print_label("rotary pairs", stream);
+  if (m->rope != MHA_ROPE_HALVES && m->rope != MHA_ROPE_INTERLEAVED) {
+    fputs("none, or not known of this architecture\n", stream);
+    return;
+  }
+  const char *name = m->rope == MHA_ROPE_HALVES ? "halves" : "interleaved";
+  fprintf(stream, "%s, by the architecture's name; nothing turns without --rope %s\n", name, name);
+}
+
+void mha_model_print(const mha_model_info *m, FILE *stream) {
+  if (!m->architecture)
+    return;
+  fputs("\nmodel \"", stream);
+  (void)mha_terminal_print(m->architecture, strlen(m->architecture), stream);
+  fputs("\"\n", stream);
+  print_size("layers", m->n_layers, stream);
+  print_size("width", m->model_width, stream);
+  print_size("heads", m->n_heads, stream);
+  print_size("key/value heads", m->n_kv_heads, stream);
+  print_size("head size", m->head_size, stream);
+  print_size("value head size", m->value_head_size, stream);
+  print_size("rotary size", m->rotary_size, stream);
+  print_number("rotary base", m->rope_base, stream);
+  print_number("norm epsilon", (double)m->norm_epsilon, stream);
+  print_rope(m, stream);
+}
+
+static bool has_whole_blocks(int64_t n, int64_t n_kv_heads) {
+  enum { BLOCK = 32 };
+  return n_kv_heads > 0 && n % n_kv_heads == 0 && n / n_kv_heads % BLOCK == 0;
+}
+
+void mha_model_print_cache(int64_t key, int64_t value, int64_t n_kv_heads, FILE *stream) {
+  static const struct {
+    int32_t element;
+    const char *text;
+  } rows[] = {{MHA_F32, " bytes as f32"}, {MHA_F16, " as f16 or bf16"}, {MHA_Q8_0, " as q8_0"}};
+  const char *before = "  cache: each token takes ";
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    const size_t k = mha_element_bytes(rows[i].element, key);
+    const size_t v = mha_element_bytes(rows[i].element, value);
+    if (k == 0 || v == 0 ||
+        (rows[i].element == MHA_Q8_0 &&
+         !(has_whole_blocks(key, n_kv_heads) && has_whole_blocks(value, n_kv_heads))))
+      continue;
+    fprintf(stream, "%s%" PRIu64 "%s", before, (uint64_t)k + (uint64_t)v, rows[i].text);
+    before = ", ";
+  }
+  if (*before == ',')
+    fputs("\n", stream);
+}
