@@ -51,26 +51,31 @@ static inline uint16_t mha_bfloat16_of_float(float x) {
   return (uint16_t)((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
 
+/* yes ? a : b without a branch, which would keep loops from becoming vectors. */
+static inline uint32_t mha_select(int yes, uint32_t a, uint32_t b) {
+  const uint32_t mask = 0U - (uint32_t)yes;
+  return (a & mask) | (b & ~mask);
+}
+
 /* Likewise. By integers alone: the caller's rounding mode does not count. */
 static inline uint16_t mha_half_of_float(float x) {
   const uint32_t bits = mha_bits_of_float(x);
-  const uint32_t sign = bits >> 16 & 0x8000U;
   const uint32_t magnitude = bits & 0x7fffffffU;
-  if (magnitude > 0x7f800000U)
-    return (uint16_t)(sign | 0x7e00U);
-  if (magnitude >= 0x477ff000U) /* 65520, half way to what does not fit */
-    return (uint16_t)(sign | 0x7c00U);
-  if (magnitude >= UINT32_C(113) << 23) /* the carry of rounding goes into the exponent */
-    return (
-        uint16_t)(sign |
-                  ((magnitude - (UINT32_C(112) << 23) + 0xfffU + (magnitude >> 13 & 1U)) >> 13));
+  const uint32_t lowest = UINT32_C(113) << 23; /* 2^-14, the smallest normal one */
+  /* the carry of rounding goes into the exponent */
+  const uint32_t normal =
+      (magnitude - (UINT32_C(112) << 23) + 0xfffU + (magnitude >> 13 & 1U)) >> 13;
+  /* in units of 2^-24; below half of one, from a shift of 25 on, nothing is left */
   const uint32_t exponent = magnitude >> 23;
-  if (exponent < 102) /* below half of 2^-24 */
-    return (uint16_t)sign;
+  const uint32_t shift =
+      126 - mha_select(exponent < 101, 101, mha_select(exponent > 112, 112, exponent));
   const uint32_t fraction = (magnitude & 0x7fffffU) | 0x800000U;
-  const uint32_t shift = 126 - exponent; /* 14 to 24: units of 2^-24 */
-  const uint32_t half = (UINT32_C(1) << (shift - 1)) - 1U;
-  return (uint16_t)(sign | ((fraction + half + (fraction >> shift & 1U)) >> shift));
+  const uint32_t below_half = (UINT32_C(1) << (shift - 1)) - 1U;
+  const uint32_t subnormal = (fraction + below_half + (fraction >> shift & 1U)) >> shift;
+  uint32_t half = mha_select(magnitude < lowest, subnormal, normal);
+  half = mha_select(magnitude >= 0x477ff000U, 0x7c00U, half); /* half way to what does not fit */
+  half = mha_select(magnitude > 0x7f800000U, 0x7e00U, half);
+  return (uint16_t)(half | (bits >> 16 & 0x8000U));
 }
 
 #endif

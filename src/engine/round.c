@@ -1,32 +1,38 @@
 /* Owns the rounding of float32 numbers to the other types: the rules of mha_element_convert. */
 #include "base/arithmetic.h"
+#include "clones.h"
 #include "halves.h"
 #include "numbers.h"
 
 #include <math.h>
 
+/* As a scale it makes all numbers of a block NaN. */
 static const uint16_t half_nan = 0x7e00;
 
 static void put_half(unsigned char *y, uint16_t half) {
   memcpy(y, &half, sizeof half);
 }
 
-/* A NaN scale makes all numbers of a block NaN; its other bytes are 0. */
-static void put_nan_block(unsigned char *y, size_t bytes) {
-  memset(y, 0, bytes);
-  put_half(y, half_nan);
+/* The largest magnitude as bits, whose order is that of the numbers; from infinity on they are not
+ * finite. */
+static inline uint32_t largest_magnitude(const float *x) {
+  uint32_t largest = 0;
+  for (int k = 0; k < MHA_BLOCK; k++) {
+    const uint32_t magnitude = mha_bits_of_float(x[k]) & 0x7fffffffU;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
 }
 
-/* The number of the largest magnitude; NaN if one of them is NaN or infinite. */
-static float find_extreme(const float *x) {
-  float extreme = 0.0f;
-  for (int k = 0; k < MHA_BLOCK; k++) {
-    if (!isfinite(x[k]))
-      return NAN;
-    if (fabsf(x[k]) > fabsf(extreme))
-      extreme = x[k];
-  }
-  return extreme;
+static inline bool is_finite(uint32_t magnitude) {
+  return magnitude < 0x7f800000U;
+}
+
+/* Half away from zero, for |x| below 2^31: exact in every rounding mode. */
+static inline int32_t nearest(float x) {
+  const int32_t whole = (int32_t)x;
+  const float rest = x - (float)whole;
+  return whole + (rest >= 0.5f) - (rest <= -0.5f);
 }
 
 /* Rounds a scale to F16 and stores it; the value it now has. */
@@ -38,35 +44,47 @@ static float put_scale(unsigned char *y, float scale) {
 
 /* q = x/scale, |q| <= 127: a scale that was rounded down, a subnormal one above all, may leave
  * more. */
-static void round_q8_0(unsigned char *y, const float *x) {
+static inline void round_q8_0(unsigned char *y, const float *x) {
   enum { BYTES = MHA_BLOCK_SCALE_BYTES + MHA_BLOCK };
-  const float largest = fabsf(find_extreme(x));
-  const float scale = isnan(largest) ? NAN : put_scale(y, largest / 127.0f);
-  if (!isfinite(scale)) {
-    put_nan_block(y, BYTES);
+  const uint32_t largest = largest_magnitude(x);
+  const float scale =
+      is_finite(largest) ? put_scale(y, mha_float_of_bits(largest) / 127.0f) : INFINITY;
+  if (scale == INFINITY || scale == 0.0f) {
+    memset(y, 0, BYTES);
+    put_half(y, scale == 0.0f ? 0 : half_nan);
     return;
   }
+  signed char bytes[MHA_BLOCK];
   for (int k = 0; k < MHA_BLOCK; k++) {
-    const float q = scale > 0.0f ? roundf(x[k] / scale) : 0.0f;
-    const float bounded = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
-    const signed char byte = (signed char)bounded;
-    memcpy(y + MHA_BLOCK_SCALE_BYTES + k, &byte, 1);
+    const int32_t q = nearest(x[k] / scale);
+    bytes[k] = (signed char)(q > 127 ? 127 : q < -127 ? -127 : q);
   }
+  memcpy(y + MHA_BLOCK_SCALE_BYTES, bytes, sizeof bytes);
+}
+
+/* The number of the largest magnitude, the first if there are several. */
+static float find_extreme(const float *x, uint32_t largest) {
+  int k = 0;
+  while ((mha_bits_of_float(x[k]) & 0x7fffffffU) != largest)
+    k++;
+  return x[k];
 }
 
 /* x/scale + 8 of one number, within 0 to 15. */
-static unsigned char nibble(float x, float scale) {
-  const float q = scale != 0.0f ? roundf(x / scale + 8.0f) : 8.0f;
-  return (unsigned char)(q < 0.0f ? 0.0f : q > 15.0f ? 15.0f : q);
+static inline unsigned char nibble(float x, float scale) {
+  const int32_t q = scale != 0.0f ? nearest(x / scale + 8.0f) : 8;
+  return (unsigned char)(q < 0 ? 0 : q > 15 ? 15 : q);
 }
 
 /* The number of the largest magnitude becomes -8·scale. */
 static void round_q4_0(unsigned char *y, const float *x) {
   enum { HALF = MHA_BLOCK / 2, BYTES = MHA_BLOCK_SCALE_BYTES + HALF };
-  const float extreme = find_extreme(x);
-  const float scale = isnan(extreme) ? NAN : put_scale(y, extreme / -8.0f);
+  const uint32_t largest = largest_magnitude(x);
+  const float scale =
+      is_finite(largest) ? put_scale(y, find_extreme(x, largest) / -8.0f) : INFINITY;
   if (!isfinite(scale)) {
-    put_nan_block(y, BYTES);
+    memset(y, 0, BYTES);
+    put_half(y, half_nan);
     return;
   }
   for (int k = 0; k < HALF; k++)
@@ -74,22 +92,43 @@ static void round_q4_0(unsigned char *y, const float *x) {
         (unsigned char)(nibble(x[k], scale) | nibble(x[k + HALF], scale) << 4);
 }
 
+/* ---- rows of numbers ---- */
+
+MHA_CLONES static void round_to_half(unsigned char *restrict y, const float *restrict x,
+                                     int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    put_half(y + 2 * j, mha_half_of_float(x[j]));
+}
+
+MHA_CLONES static void round_to_bfloat16(unsigned char *restrict y, const float *restrict x,
+                                         int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    put_half(y + 2 * j, mha_bfloat16_of_float(x[j]));
+}
+
+MHA_CLONES static void round_to_q8_0(unsigned char *restrict y, const float *restrict x,
+                                     int64_t n) {
+  for (int64_t j = 0; j < n; j += MHA_BLOCK, y += MHA_BLOCK_SCALE_BYTES + MHA_BLOCK)
+    round_q8_0(y, x + j);
+}
+
+MHA_CLONES static void round_to_q4_0(unsigned char *restrict y, const float *restrict x,
+                                     int64_t n) {
+  for (int64_t j = 0; j < n; j += MHA_BLOCK, y += MHA_BLOCK_SCALE_BYTES + MHA_BLOCK / 2)
+    round_q4_0(y, x + j);
+}
+
 void mha_numbers_round(void *y, int32_t element, const float *x, int64_t n) {
-  unsigned char *bytes = y;
   if (element == MHA_F32)
     memcpy(y, x, (size_t)n * sizeof *x);
   else if (element == MHA_F16)
-    for (int64_t j = 0; j < n; j++)
-      put_half(bytes + 2 * j, mha_half_of_float(x[j]));
+    round_to_half(y, x, n);
   else if (element == MHA_BF16)
-    for (int64_t j = 0; j < n; j++)
-      put_half(bytes + 2 * j, mha_bfloat16_of_float(x[j]));
+    round_to_bfloat16(y, x, n);
   else if (element == MHA_Q8_0)
-    for (int64_t j = 0; j < n; j += MHA_BLOCK, bytes += MHA_BLOCK_SCALE_BYTES + MHA_BLOCK)
-      round_q8_0(bytes, x + j);
+    round_to_q8_0(y, x, n);
   else
-    for (int64_t j = 0; j < n; j += MHA_BLOCK, bytes += MHA_BLOCK_SCALE_BYTES + MHA_BLOCK / 2)
-      round_q4_0(bytes, x + j);
+    round_to_q4_0(y, x, n);
 }
 
 /* By way of float32, a piece at a time. */

@@ -4,6 +4,9 @@
 #define LANES_CODE
 #define LANES_NAME   "plain"
 #define LANES_CHAINS 1
+#define LANES_X      1
+#define LANES_SHORT  1
+#define LANES_SUMMED 2
 #define EACH         for (int k = 0; k < 16; k++)
 
 typedef struct lanes {

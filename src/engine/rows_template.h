@@ -1,6 +1,8 @@
 /* The row kernels of stored_rows.h, written once over `lanes`, 16 floats that an instruction set
  * holds in its own way. Whoever includes this has defined LANES_CODE, the attribute of each
- * function (or nothing), LANES_NAME, LANES_CHAINS, and the functions lanes_... that are used here.
+ * function (or nothing), LANES_NAME, the functions lanes_... that are used here, and how much its
+ * registers hold: LANES_X rows of X with LANES_CHAINS sums of a long row each, or with LANES_SHORT
+ * short rows, or while LANES_SUMMED rows are added to them.
  *
  * All types are read in steps of 32 numbers, two lanes; those of types with blocks are still to be
  * multiplied with the block's scale.
@@ -14,14 +16,7 @@
 
 #define INLINE static inline __attribute__((always_inline)) LANES_CODE
 
-enum {
-  LANES = 16,
-  STEP = MHA_BLOCK,
-  LONG_ROW = 512,
-  SHORT_AT_ONCE = 4,
-  X_AT_ONCE = 2,
-  SUMMED_AT_ONCE = 8
-};
+enum { LANES = 16, STEP = MHA_BLOCK, LONG_ROW = 512 };
 enum { FETCHED_AHEAD_BYTES = 512 };
 
 typedef struct step {
@@ -115,7 +110,7 @@ INLINE void dot_long(int32_t element, int nx, const mha_rows_product *p, int64_t
   const float *x = p->x + r * p->x_stride;
   const int64_t chained = p->columns / (STEP * LANES_CHAINS) * (STEP * LANES_CHAINS);
   const int64_t whole = p->columns / STEP * STEP;
-  lanes sums[X_AT_ONCE][LANES_CHAINS];
+  lanes sums[LANES_X][LANES_CHAINS];
   step s;
   for (int a = 0; a < nx; a++)
     for (int k = 0; k < LANES_CHAINS; k++)
@@ -147,7 +142,7 @@ INLINE void dots_short(int32_t element, int nw, int nx, const mha_rows_product *
   const unsigned char *w = p->w + j * p->w_row_bytes;
   const float *x = p->x + r * p->x_stride;
   const int64_t whole = p->columns / STEP * STEP;
-  lanes sums[X_AT_ONCE][SHORT_AT_ONCE];
+  lanes sums[LANES_X][LANES_SHORT];
   for (int a = 0; a < nx; a++)
     for (int b = 0; b < nw; b++)
       sums[a][b] = lanes_zero();
@@ -167,16 +162,16 @@ INLINE void dots_short(int32_t element, int nw, int nx, const mha_rows_product *
 
 INLINE void long_row(int32_t element, const mha_rows_product *p, int64_t j) {
   int64_t r = 0;
-  for (; r + X_AT_ONCE <= p->x_rows; r += X_AT_ONCE)
-    dot_long(element, X_AT_ONCE, p, j, r);
+  for (; r + LANES_X <= p->x_rows; r += LANES_X)
+    dot_long(element, LANES_X, p, j, r);
   for (; r < p->x_rows; r++)
     dot_long(element, 1, p, j, r);
 }
 
 INLINE void short_rows(int32_t element, int nw, const mha_rows_product *p, int64_t j) {
   int64_t r = 0;
-  for (; r + X_AT_ONCE <= p->x_rows; r += X_AT_ONCE)
-    dots_short(element, nw, X_AT_ONCE, p, j, r);
+  for (; r + LANES_X <= p->x_rows; r += LANES_X)
+    dots_short(element, nw, LANES_X, p, j, r);
   for (; r < p->x_rows; r++)
     dots_short(element, nw, 1, p, j, r);
 }
@@ -185,8 +180,8 @@ INLINE void dots_as(int32_t element, const mha_rows_product *p) {
   int64_t j = 0;
   for (; p->columns >= LONG_ROW && j < p->rows; j++)
     long_row(element, p, j);
-  for (; j + SHORT_AT_ONCE <= p->rows; j += SHORT_AT_ONCE)
-    short_rows(element, SHORT_AT_ONCE, p, j);
+  for (; j + LANES_SHORT <= p->rows; j += LANES_SHORT)
+    short_rows(element, LANES_SHORT, p, j);
   for (; j < p->rows; j++)
     short_rows(element, 1, p, j);
 }
@@ -208,15 +203,15 @@ LANES_CODE static void dots(const mha_rows_product *p) {
 INLINE void sums_step(int32_t element, int nw, int nx, const mha_rows_product *p, int64_t j,
                       int64_t r, int64_t c) {
   const unsigned char *w = p->w + j * p->w_row_bytes + c / STEP * step_bytes(element);
-  lanes low[X_AT_ONCE];
-  lanes high[X_AT_ONCE];
+  lanes low[LANES_X];
+  lanes high[LANES_X];
   for (int a = 0; a < nx; a++) {
     low[a] = lanes_load(p->y + (r + a) * p->y_stride + c);
     high[a] = lanes_load(p->y + (r + a) * p->y_stride + c + LANES);
   }
   for (int b = 0; b < nw; b++) {
     step s;
-    __builtin_prefetch(w + (b + SUMMED_AT_ONCE) * p->w_row_bytes); /* of the next rows */
+    __builtin_prefetch(w + (b + LANES_SUMMED) * p->w_row_bytes); /* of the next rows */
     read_step(element, w + b * p->w_row_bytes, &s);
     for (int a = 0; a < nx; a++) {
       lanes factor = lanes_broadcast(p->alpha * p->x[(r + a) * p->x_stride + j + b]);
@@ -245,8 +240,8 @@ INLINE void sums_rows(int32_t element, int nw, const mha_rows_product *p, int64_
   int64_t c = 0;
   for (; c + STEP <= p->columns; c += STEP) {
     int64_t r = 0;
-    for (; r + X_AT_ONCE <= p->x_rows; r += X_AT_ONCE)
-      sums_step(element, nw, X_AT_ONCE, p, j, r, c);
+    for (; r + LANES_X <= p->x_rows; r += LANES_X)
+      sums_step(element, nw, LANES_X, p, j, r, c);
     for (; r < p->x_rows; r++)
       sums_step(element, nw, 1, p, j, r, c);
   }
@@ -256,8 +251,8 @@ INLINE void sums_rows(int32_t element, int nw, const mha_rows_product *p, int64_
 
 INLINE void sums_as(int32_t element, const mha_rows_product *p) {
   int64_t j = 0;
-  for (; j + SUMMED_AT_ONCE <= p->rows; j += SUMMED_AT_ONCE)
-    sums_rows(element, SUMMED_AT_ONCE, p, j);
+  for (; j + LANES_SUMMED <= p->rows; j += LANES_SUMMED)
+    sums_rows(element, LANES_SUMMED, p, j);
   for (; j < p->rows; j++)
     sums_rows(element, 1, p, j);
 }
