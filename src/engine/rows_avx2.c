@@ -3,7 +3,9 @@
 #include "stored_rows.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <stdbool.h>
 
 #define LANES_CODE   __attribute__((target("avx2,fma,f16c")))
 #define LANES_NAME   "avx2"
@@ -98,11 +100,18 @@ INLINE_AVX lanes lanes_scale(const unsigned char *x) {
 
 #include "rows_template.h"
 
+/* clang 14 does not know the name. */
+static bool has_f16c(void) {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 const mha_row_kernels *mha_rows_avx2(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                 __builtin_cpu_supports("f16c")
-             ? &kernels
-             : NULL;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() ? &kernels
+                                                                                       : NULL;
 }
 
 #else

@@ -3,7 +3,9 @@
 #include "stored_rows.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
+#include <stdbool.h>
 
 #define LANES_CODE    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define LANES_NAME    "avx512"
@@ -83,10 +85,19 @@ INLINE_AVX512 lanes lanes_scale(const unsigned char *x) {
 
 #include "rows_template.h"
 
+/* clang 14 does not know the name. */
+static bool has_f16c(void) {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 const mha_row_kernels *mha_rows_avx512(void) {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                 __builtin_cpu_supports("f16c")
+                 has_f16c()
              ? &kernels
              : NULL;
 }

@@ -18,7 +18,7 @@ static int64_t greater(int64_t a, int64_t b) {
 /* ---- what a cache must hold ---- */
 
 static size_t row_bytes(const mha_tensor *t) {
-  return (size_t)(t->heads * t->size) * sizeof(float);
+  return mha_element_bytes(t->element, t->heads * t->size);
 }
 
 static size_t all_bytes(const mha_tensor *t) {
@@ -55,13 +55,12 @@ static void check_lengths(const mha_cache *cache, const int64_t *expected, int64
 }
 
 /* Rows that are not touched are as they were. */
-static void check_rows(const fuzz_cache *c, const mha_tensor *now, const float *before) {
-  const int64_t width = now->heads * now->size;
+static void check_rows(const fuzz_cache *c, const mha_tensor *now, const char *before) {
   for (int64_t e = 0; e < now->batch; e++)
     for (int64_t i = 0; i < now->length; i++) {
-      const int64_t at = (e * now->length + i) * width;
+      const size_t at = (size_t)(e * now->length + i) * row_bytes(now);
       if (!c->touched[e][i])
-        FUZZ_CHECK(memcmp((const float *)now->data + at, before + at, row_bytes(now)) == 0);
+        FUZZ_CHECK(memcmp((const char *)now->data + at, before + at, row_bytes(now)) == 0);
     }
 }
 
@@ -195,6 +194,7 @@ static void keep_cache(cache_trial *t, fuzz_cache *c, const mha_cache_options *s
   FUZZ_CHECK(k.batch == sizes->n_entries && k.length == sizes->capacity);
   FUZZ_CHECK(k.heads == sizes->n_kv_heads && v.heads == k.heads);
   FUZZ_CHECK(k.size == sizes->head_size && v.size == sizes->value_head_size);
+  FUZZ_CHECK(k.element == sizes->type && v.element == sizes->type);
   c->keys_before = malloc(all_bytes(&k));
   c->values_before = malloc(all_bytes(&v));
   FUZZ_CHECK(c->keys_before && c->values_before);
@@ -208,6 +208,8 @@ void fuzz_make_cache(fuzz_session *session) {
   t.trial.make = make_cache;
   MHA_INIT(&o);
   choose_sizes(&t.trial, &o);
+  /* from what is read already: the inputs there are keep their meaning */
+  o.type = (int32_t)((o.capacity + o.n_entries) % (MHA_BF16 + 1));
   const mha_cache_options sizes = o;
   leave_out(r, &o);
   const mha_allocator home = session->home.mha;

@@ -15,9 +15,28 @@ typedef struct layer_trial {
   const mha_config *config;
   const mha_matrices *matrices;
   mha_weights *made[2];
+  int32_t element; /* of the matrices */
   float *borrowed;
   bool no_handle, no_config, no_matrices;
 } layer_trial;
+
+/* Puts a layer of the trial's type in the place of one of float32. */
+static mha_status convert_layer(const layer_trial *t, mha_weights **layer, mha_error *error) {
+  mha_weights *converted = (mha_weights *)(uintptr_t)t; /* to be overwritten */
+  mha_matrices matrices;
+  const mha_status status =
+      mha_weights_convert(*layer, t->element, &t->trial.session->home.mha, &converted, error);
+  FUZZ_CHECK((status == MHA_OK) == (converted != NULL));
+  mha_weights_destroy(*layer);
+  *layer = converted;
+  if (status)
+    return status;
+  MHA_INIT(&matrices);
+  FUZZ_CHECK(mha_weights_matrices(converted, &matrices, NULL) == MHA_OK);
+  FUZZ_CHECK(!matrices.query || matrices.query_element == t->element);
+  FUZZ_CHECK(!matrices.output || matrices.output_element == t->element);
+  return status;
+}
 
 static mha_status make_layer(fuzz_trial *trial, mha_context *context, bool again,
                              mha_error *error) {
@@ -25,11 +44,12 @@ static mha_status make_layer(fuzz_trial *trial, mha_context *context, bool again
   mha_weights **made = &t->made[again];
   (void)context;
   *made = (mha_weights *)trial; /* to be overwritten */
-  const mha_status status =
-      mha_weights_create(t->config, t->matrices, t->no_handle ? NULL : made, error);
+  mha_status status = mha_weights_create(t->config, t->matrices, t->no_handle ? NULL : made, error);
   FUZZ_CHECK(t->no_handle || (status == MHA_OK) == (*made != NULL));
   if (status || t->no_handle)
     *made = NULL;
+  else if (t->element != MHA_F32)
+    status = convert_layer(t, made, error);
   return status;
 }
 
@@ -324,7 +344,7 @@ static void keep_layer(layer_trial *t, fuzz_layer *layer) {
   layer->references = 1;
   layer->config = t->full;
   layer->arrays = t->lasting;
-  layer->borrowed = t->borrowed;
+  layer->borrowed = t->element == MHA_F32 ? t->borrowed : NULL;
 }
 
 void fuzz_make_layer(fuzz_session *session) {
@@ -342,6 +362,8 @@ void fuzz_make_layer(fuzz_session *session) {
   choose_rules(&t, &c);
   choose_matrices(&t, &c, absent, &m);
   t.full = c;
+  /* from what is read already: the inputs there are keep their meaning */
+  t.element = (int32_t)((c.n_heads + c.head_size + c.query_width) % (MHA_BF16 + 1));
   leave_out(r, &c, &m);
   const mha_allocator home = session->home.mha;
   c.allocator = &home;

@@ -36,7 +36,7 @@ typedef struct fuzz_cache {
   int64_t lengths[FUZZ_MOST_ENTRIES], highest[FUZZ_MOST_ENTRIES];
   int64_t next_lengths[FUZZ_MOST_ENTRIES], next_highest[FUZZ_MOST_ENTRIES];
   bool touched[FUZZ_MOST_ENTRIES][FUZZ_MOST_CAPACITY]; /* rows that the call writes */
-  float *keys_before, *values_before;
+  char *keys_before, *values_before;
 } fuzz_cache;
 
 typedef enum fuzz_team_kind {

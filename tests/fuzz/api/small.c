@@ -1,6 +1,7 @@
 /* Owns trials of the functions that need no object: names, versions, structs that begin. */
 #include "session.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,11 +62,41 @@ static void try_config_init(fuzz_reader *r) {
   free(config);
 }
 
+/* Numbers [n] of any pattern from a type to another and, if that one is wider, back. */
+static void try_elements(fuzz_reader *r) {
+  enum { MOST = 96, BYTES = MOST * sizeof(float) };
+  unsigned char source[BYTES];
+  unsigned char target[BYTES];
+  unsigned char back[BYTES];
+  const int32_t from = (int32_t)fuzz_read(r, -1, MHA_Q4_0 + 1);
+  const int32_t to = (int32_t)fuzz_read(r, MHA_F32, MHA_Q4_0);
+  const int64_t n = fuzz_read_one_in(r, 4) ? fuzz_read(r, -2, MOST) : 32 * fuzz_read(r, 0, 3);
+  const size_t from_bytes = mha_element_bytes(from, n);
+  const size_t to_bytes = mha_element_bytes(to, n);
+  mha_error error;
+  for (size_t k = 0; k < sizeof source; k++)
+    source[k] = (unsigned char)fuzz_read(r, 0, 255);
+  memset(target, 0x55, sizeof target);
+  const mha_status status = mha_element_convert(from, source, to, target, n, &error);
+  fuzz_judge_error(status, &error);
+  FUZZ_CHECK((status == MHA_OK) ==
+             (n == 0 ? from >= 0 && from <= MHA_Q4_0 : from_bytes > 0 && to_bytes > 0));
+  for (size_t k = status ? 0 : to_bytes; k < sizeof target; k++)
+    FUZZ_CHECK(target[k] == 0x55);
+  if (status || to != MHA_F32 || from == MHA_Q8_0 || from == MHA_Q4_0)
+    return;
+  FUZZ_CHECK(mha_element_convert(to, target, from, back, n, &error) == MHA_OK);
+  for (size_t k = 0; k < from_bytes; k++) /* a NaN may become another one */
+    FUZZ_CHECK(back[k] == source[k] ||
+               isnan(((const float *)(const void *)target)[k * (size_t)n / from_bytes]));
+}
+
 void fuzz_try_small_functions(fuzz_session *session) {
   try_status_name(session->reader);
   try_build_info(session->reader);
   try_struct_init(session->reader);
   try_config_init(session->reader);
+  try_elements(session->reader);
   mha_weights_destroy(NULL);
   mha_cache_destroy(NULL);
   mha_context_destroy(NULL);
