@@ -635,8 +635,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_file_model(const mha_file *file, mha_model
                                                  mha_error *error);
 
 /**
- * Makes a layer from an open file, as mha_weights_load does it from a path. float32 numbers are
- * used where they lie, which keeps the file's bytes, mapped or read, as long as the layer lives.
+ * Makes a layer from an open file, as mha_weights_load does it from a path. Numbers that are used
+ * where they lie keep the file's bytes, mapped or read, as long as the layer lives.
  * @param config as in mha_weights_load.
  * @param file   not NULL.
  * @param prefix as in mha_weights_load.
