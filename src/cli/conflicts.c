@@ -38,7 +38,7 @@ static mha_status check_pairs(const mha_option_value *v, mha_error *error) {
 
 mha_status mha_conflicts_check(const mha_option_value v[MHA_N_OPTIONS], mha_error *error) {
   const mha_option_value *stage = &v[MHA_OPTION_STAGE];
-  if (v[MHA_OPTION_KV_HEADS].given && v[MHA_OPTION_HEADS].given &&
+  if (v[MHA_OPTION_KV_HEADS].given &&
       v[MHA_OPTION_HEADS].integer % v[MHA_OPTION_KV_HEADS].integer != 0)
     return mha_fail(error, MHA_ERROR_HEADS,
                     "--kv-heads is %" PRId64 " for --heads %" PRId64 "; rule: it divides them",

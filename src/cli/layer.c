@@ -6,13 +6,13 @@
 #include "base/error.h"
 #include "files/path.h"
 
-/* The number of heads is in no shape: without it the command line is wrong, unless the file has
- * metadata, which may tell it. */
+/* The number of heads is in no shape: without it the command line is wrong, unless the file's
+ * metadata tell it. */
 static mha_status check_heads(const mha_file *file, const char *path, mha_error *error) {
   mha_model_info model;
   MHA_INIT(&model);
   const mha_status status = mha_file_model(file, &model, error);
-  if (status || model.architecture)
+  if (status || model.n_heads > 0)
     return status;
   return mha_fail(error, MHA_ERROR_HEADS,
                   "--heads is missing; rule: --heads H, since %s does not tell it",

@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LABEL_COLUMNS = 15 };
@@ -20,12 +21,16 @@ static void print_size(const char *label, int64_t size, FILE *stream) {
   fprintf(stream, "%" PRId64 "\n", size);
 }
 
-/* Nine digits tell every float, which is what files have. */
-static void print_number(const char *label, double number, FILE *stream) {
+/* In as few digits as tell the float, which is what files have; nine tell every one. */
+static void print_number(const char *label, float number, FILE *stream) {
+  enum { FEWEST = 6, MOST = 9 };
+  char text[32] = "";
   if (!(number > 0))
     return;
+  for (int digits = FEWEST; digits <= MOST && strtof(text, NULL) != number; digits++)
+    (void)snprintf(text, sizeof text, "%.*g", digits, (double)number);
   print_label(label, stream);
-  fprintf(stream, "%.9g\n", number);
+  fprintf(stream, "%s\n", text);
 }
 
 /* Loading turns nothing unless it is told to, whatever the architecture does. The sizes it takes
@@ -54,8 +59,8 @@ void mha_model_print(const mha_model_info *m, FILE *stream) {
   print_size("head size", m->head_size, stream);
   print_size("value head size", m->value_head_size, stream);
   print_size("rotary size", m->rotary_size, stream);
-  print_number("rotary base", m->rope_base, stream);
-  print_number("norm epsilon", (double)m->norm_epsilon, stream);
+  print_number("rotary base", (float)m->rope_base, stream);
+  print_number("norm epsilon", m->norm_epsilon, stream);
   print_rope(m, stream);
 }
 

@@ -119,11 +119,11 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
 /* Options that mean nothing alone. */
 static const struct {
   mha_option option, needed;
-} needs[] = {
-    {MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
-    {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
-    {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
-    {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS}};
+} needs[] = {{MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
+             {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
+             {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
+             {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS},
+             {MHA_OPTION_KV_HEADS, MHA_OPTION_HEADS}};
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 

@@ -234,6 +234,8 @@ static const struct {
     {"unknown option \"--keep-type\"", {"convert", "w", "out.st", "--keep-type"}},
     {"\"--keep-type=1\" has a value", {"run", "--keep-type=1"}},
     {"unknown option \"--type\"", {"run", "--type", "f16"}},
+    {"--kv-heads is given without --heads; rule: it needs that one",
+     {"convert", "w", "out.st", "--type", "f16", "--kv-heads", "2"}},
     {"--cache-type is given without --steps",
      {ARTICLE_RUN, "--output", "y.npy", "--causal", "--cache-type", "f16"}},
     {"--cache-type is \"q4_0\"; rule: f32|f16|bf16|q8_0\n", {"run", "--cache-type", "q4_0"}},

@@ -53,7 +53,7 @@ static void all_that_is_known_is_told(void **state) {
               "  value head size  48\n"
               "  rotary size      16\n"
               "  rotary base      500000\n"
-              "  norm epsilon     9.99999975e-06\n"
+              "  norm epsilon     1e-05\n"
               "  rotary pairs     interleaved, by the architecture's name; nothing turns without "
               "--rope interleaved\n");
 }
@@ -74,6 +74,15 @@ static void what_is_not_known_is_not_told(void **state) {
   check_model(&m, "\nmodel \"qwen2\"\n"
                   "  rotary pairs     halves, by the architecture's name; nothing turns without "
                   "--rope halves\n");
+  m.rope_base = 1234567.875;
+  m.norm_epsilon = 1.0000001F;
+  check_model(&m, "\nmodel \"qwen2\"\n"
+                  "  rotary base      1234567.9\n"
+                  "  norm epsilon     1.0000001\n"
+                  "  rotary pairs     halves, by the architecture's name; nothing turns without "
+                  "--rope halves\n");
+  m.rope_base = 0;
+  m.norm_epsilon = 0;
   m.rope = 7;
   m.n_heads = 3;
   check_model(&m, "\nmodel \"qwen2\"\n"
