@@ -40,7 +40,8 @@ static void destroy(void *state) {
   free(composed);
 }
 
-static void *create(const bench_problem *problem) {
+static void *create(const bench_problem *problem, const bench_type *type) {
+  (void)type;
   composed_state *composed = bench_zeroed(sizeof *composed);
   if (!composed)
     return NULL;

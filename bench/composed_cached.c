@@ -36,7 +36,8 @@ static void destroy(void *opaque) {
   free(state);
 }
 
-static void *create(const bench_problem *problem) {
+static void *create(const bench_problem *problem, const bench_type *type) {
+  (void)type;
   cached_state *state = bench_zeroed(sizeof *state);
   if (!state)
     return NULL;

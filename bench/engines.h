@@ -10,13 +10,14 @@ typedef struct bench_engine {
   bool calls_blas;       /* runs with the BLAS's own thread count set to the row's */
   bool can_be_disturbed; /* measured also beside another process, if asked for */
   bool (*is_here)(void); /* whether this build has it; NULL = always */
+  bool has_types;        /* has a row for each type, others for float32 alone */
   bool rotating_only;    /* makes sense only where every weight is used about once */
   /* Floating-point operations of a call; NULL = bench_flops of the shape. */
   double (*flops)(const bench_problem *problem);
   /* Bytes that create takes beside the problem's; NULL = not worth asking. */
   double (*needs)(const bench_problem *problem);
   /* NULL after a message on stderr. */
-  void *(*create)(const bench_problem *problem);
+  void *(*create)(const bench_problem *problem, const bench_type *type);
   /* One call with options->threads[thread_index] threads; the call-th set of weights is used.
    * False after a message on stderr. */
   bool (*run)(void *state, int thread_index, int64_t call);

@@ -10,6 +10,7 @@
 
 typedef struct layer_state {
   const bench_problem *problem;
+  const bench_type *type;
   mha_engine_choice choice;
   mha_weights **layers;                     /* [n_sets] */
   mha_cache **caches;                       /* [n_sets]; NULL where past is 0 */
@@ -44,7 +45,14 @@ static bool create_layer(const layer_state *state, const bench_weights *set, mha
   matrices.key_bias = set->biases[1];
   matrices.value_bias = set->biases[2];
   matrices.output_bias = set->biases[3];
-  return report(mha_weights_create(&config, &matrices, layer, &error), &error);
+  if (!report(mha_weights_create(&config, &matrices, layer, &error), &error))
+    return false;
+  mha_weights *given = *layer;
+  if (state->type->matrices == MHA_F32)
+    return true;
+  const mha_status status = mha_weights_convert(given, state->type->matrices, NULL, layer, &error);
+  mha_weights_destroy(given);
+  return report(status, &error);
 }
 
 static mha_tensor past_tokens(const bench_shape *shape, const float *rows) {
@@ -61,9 +69,8 @@ static mha_tensor past_tokens(const bench_shape *shape, const float *rows) {
                       .size_stride = 1};
 }
 
-static bool create_cache(const bench_problem *problem, const bench_weights *set,
-                         mha_cache **cache) {
-  const bench_shape *shape = &problem->shape;
+static bool create_cache(const layer_state *state, const bench_weights *set, mha_cache **cache) {
+  const bench_shape *shape = &state->problem->shape;
   mha_cache_options options;
   mha_error error;
   MHA_INIT(&options);
@@ -71,6 +78,7 @@ static bool create_cache(const bench_problem *problem, const bench_weights *set,
   options.capacity = shape->past + shape->length;
   options.n_kv_heads = shape->kv_heads;
   options.head_size = shape->width / shape->heads;
+  options.type = state->type->cache;
   const mha_tensor keys = past_tokens(shape, set->keys);
   const mha_tensor values = past_tokens(shape, set->values);
   return report(mha_cache_create(&options, cache, &error), &error) &&
@@ -86,7 +94,7 @@ static bool create_sets(layer_state *state) {
   bool good = state->layers && (state->caches || !cached);
   for (size_t i = 0; good && i < n; i++)
     good = create_layer(state, &problem->sets[i], &state->layers[i]) &&
-           (!cached || create_cache(problem, &problem->sets[i], &state->caches[i]));
+           (!cached || create_cache(state, &problem->sets[i], &state->caches[i]));
   return good;
 }
 
@@ -103,6 +111,7 @@ static bool create_context(layer_state *state, int index) {
   size.query_length = shape->length;
   size.key_length = shape->past + shape->length;
   size.cached = shape->past > 0;
+  size.cache_type = state->type->cache;
   const mha_weights *layer = state->layers[0];
   mha_context **context = &state->contexts[index];
   return report(mha_context_create(&options, context, &error), &error) &&
@@ -141,11 +150,13 @@ static void destroy(void *opaque) {
   free(state);
 }
 
-static void *create(const bench_problem *problem, mha_engine_choice choice) {
+static void *create(const bench_problem *problem, const bench_type *type,
+                    mha_engine_choice choice) {
   layer_state *state = bench_zeroed(sizeof *state);
   if (!state)
     return NULL;
   state->problem = problem;
+  state->type = type;
   state->choice = choice;
   bool good = create_sets(state);
   for (int i = 0; good && i < problem->options->n_threads; i++)
@@ -158,12 +169,12 @@ static void *create(const bench_problem *problem, mha_engine_choice choice) {
   return state;
 }
 
-static void *create_blas(const bench_problem *problem) {
-  return create(problem, MHA_ENGINE_BLAS);
+static void *create_blas(const bench_problem *problem, const bench_type *type) {
+  return create(problem, type, MHA_ENGINE_BLAS);
 }
 
-static void *create_xsmm(const bench_problem *problem) {
-  return create(problem, MHA_ENGINE_XSMM);
+static void *create_xsmm(const bench_problem *problem, const bench_type *type) {
+  return create(problem, type, MHA_ENGINE_XSMM);
 }
 
 static bool has_xsmm(void) {
@@ -197,7 +208,11 @@ static double needs(const bench_problem *problem) {
   const bench_shape *shape = &problem->shape;
   const double tokens = shape->past > 0 ? (double)(shape->past + shape->length) : 0;
   const double row = 2 * (double)bench_projected_width(shape, 1) * (double)sizeof(float);
-  return (double)(problem->n_sets * shape->batch) * tokens * row;
+  double bytes = (double)(problem->n_sets * shape->batch) * tokens * row;
+  for (int i = 1; i < problem->options->types.n; i++)
+    bytes += (double)problem->n_sets *
+             (double)bench_problem_type_bytes(problem, &problem->options->types.types[i]);
+  return bytes;
 }
 
 static double needs_packed(const bench_problem *problem) {
@@ -210,6 +225,7 @@ static size_t bytes(const void *opaque, int thread_index) {
 
 const bench_engine bench_libmha = {
     .name = "libmha",
+    .has_types = true,
     .computes_layer = true,
     .can_be_disturbed = true,
     .needs = needs,

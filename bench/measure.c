@@ -40,13 +40,13 @@ static double distance(const float *a, const float *b, size_t n) {
 }
 
 static bool agrees(const bench_measurement *measurement, const char *name, int threads,
-                   double difference) {
-  if (difference <= BENCH_TOLERANCE)
+                   double difference, double tolerance) {
+  if (difference <= tolerance)
     return true;
   fprintf(stderr,
           "mha-bench: %s: %s (threads: %d) differs from the first engine by %.2g of the largest "
           "output; rule: at most %.0e\n",
-          measurement->problem.shape.name, name, threads, difference, BENCH_TOLERANCE);
+          measurement->problem.shape.name, name, threads, difference, tolerance);
   return false;
 }
 
@@ -62,7 +62,8 @@ static bool check_row(bench_measurement *measurement, bench_row *row) {
   }
   const double scale = largest(measurement->reference, n);
   row->difference = distance(problem->output, measurement->reference, n) / scale;
-  return agrees(measurement, row->engine->name, row->threads, row->difference);
+  return agrees(measurement, row->engine->name, row->threads, row->difference,
+                row->type->tolerance);
 }
 
 static bool check_naive(bench_measurement *measurement) {
@@ -79,7 +80,7 @@ static bool check_naive(bench_measurement *measurement) {
         fmax(difference, distance(naive->output + (size_t)i * width,
                                   measurement->reference + (size_t)naive->rows[i] * width, width));
   measurement->naive_difference = difference / scale;
-  return agrees(measurement, "naive", 1, measurement->naive_difference);
+  return agrees(measurement, "naive", 1, measurement->naive_difference, BENCH_TOLERANCE);
 }
 
 /* ---- running ---- */
@@ -195,10 +196,11 @@ static bool takes_part(bench_measurement *measurement, const bench_engine *engin
   return false;
 }
 
-static void add_row(bench_measurement *measurement, int engine, void *state, int thread_index,
-                    bool disturbed) {
+static void add_row(bench_measurement *measurement, const bench_engine *engine, int type,
+                    void *state, int thread_index, bool disturbed) {
   bench_row *row = &measurement->rows[measurement->n_rows++];
-  row->engine = engines_for(measurement)[engine];
+  row->engine = engine;
+  row->type = &measurement->problem.options->types.types[type];
   row->state = state;
   row->thread_index = thread_index;
   row->threads = measurement->problem.options->threads[thread_index];
@@ -206,29 +208,41 @@ static void add_row(bench_measurement *measurement, int engine, void *state, int
 }
 
 /* Rows stand thread count by thread count, so that those to be compared are neighbours. */
-static void add_rows(bench_measurement *measurement, void *const states[]) {
+static void add_rows(bench_measurement *measurement, void *states[][BENCH_MAX_TYPES]) {
   const bench_options *options = measurement->problem.options;
   for (int t = 0; t < options->n_threads; t++)
-    for (int e = 0; e < BENCH_MAX_ENGINES; e++) {
-      if (!states[e])
-        continue;
-      add_row(measurement, e, states[e], t, false);
-      if (options->disturb && engines_for(measurement)[e]->can_be_disturbed)
-        add_row(measurement, e, states[e], t, true);
-    }
+    for (int type = 0; type < options->types.n; type++)
+      for (int e = 0; e < BENCH_MAX_ENGINES; e++) {
+        const bench_engine *engine = engines_for(measurement)[e];
+        if (!states[e][type])
+          continue;
+        add_row(measurement, engine, type, states[e][type], t, false);
+        if (options->disturb && engine->can_be_disturbed)
+          add_row(measurement, engine, type, states[e][type], t, true);
+      }
+}
+
+static bool create_states(bench_measurement *measurement, const bench_engine *engine,
+                          void *states[BENCH_MAX_TYPES]) {
+  const bench_options *options = measurement->problem.options;
+  const int n = engine->has_types ? options->types.n : 1;
+  for (int type = 0; type < n; type++) {
+    states[type] = engine->create(&measurement->problem, &options->types.types[type]);
+    if (!states[type])
+      return false;
+  }
+  return true;
 }
 
 static bool create_rows(bench_measurement *measurement) {
-  void *states[BENCH_MAX_ENGINES] = {NULL};
+  void *states[BENCH_MAX_ENGINES][BENCH_MAX_TYPES] = {{NULL}};
   bool good = true;
   measurement->rows = bench_zeroed((size_t)BENCH_MAX_ROWS * sizeof *measurement->rows);
   if (!measurement->rows)
     return false;
   for (int e = 0; good && e < BENCH_MAX_ENGINES; e++)
-    if (takes_part(measurement, engines_for(measurement)[e])) {
-      states[e] = engines_for(measurement)[e]->create(&measurement->problem);
-      good = states[e] != NULL;
-    }
+    if (takes_part(measurement, engines_for(measurement)[e]))
+      good = create_states(measurement, engines_for(measurement)[e], states[e]);
   add_rows(measurement, states); /* also after a failure: destroying walks the rows */
   return good;
 }
@@ -282,10 +296,14 @@ bench_summary bench_ratio(const bench_row *row, const bench_row *other) {
 }
 
 const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
-                                int threads, bool disturbed) {
-  for (int i = 0; i < measurement->n_rows; i++)
-    if (strcmp(measurement->rows[i].engine->name, engine) == 0 &&
-        measurement->rows[i].threads == threads && measurement->rows[i].disturbed == disturbed)
-      return &measurement->rows[i];
+                                int threads, bool disturbed, const bench_type *type) {
+  for (int i = 0; i < measurement->n_rows; i++) {
+    const bench_row *row = &measurement->rows[i];
+    const bool same_type =
+        !row->engine->has_types || (type ? row->type == type : bench_type_is_float(row->type));
+    if (strcmp(row->engine->name, engine) == 0 && row->threads == threads &&
+        row->disturbed == disturbed && same_type)
+      return row;
+  }
   return NULL;
 }

@@ -6,7 +6,7 @@
 #include "statistics.h"
 
 #define BENCH_MAX_ENGINES 5
-#define BENCH_MAX_ROWS    (2 * BENCH_MAX_ENGINES * BENCH_MAX_THREADS)
+#define BENCH_MAX_ROWS    (2 * (BENCH_MAX_ENGINES + 2 * BENCH_MAX_TYPES) * BENCH_MAX_THREADS)
 
 /* Largest allowed |difference| between two engines' outputs, in units of the largest |output|. */
 #define BENCH_TOLERANCE 1e-4
@@ -14,7 +14,8 @@
 /* One engine at one thread count. */
 typedef struct bench_row {
   const bench_engine *engine;
-  void *state; /* shared by the engine's rows */
+  const bench_type *type;
+  void *state; /* shared by the engine's rows of this type */
   int thread_index, threads;
   bool disturbed;    /* another process wants one of the CPUs */
   double estimate;   /* seconds of a call, roughly */
@@ -40,9 +41,10 @@ typedef struct bench_measurement {
  * row's. NAN if `other` is NULL. */
 bench_summary bench_ratio(const bench_row *row, const bench_row *other);
 
-/* The row of the engine of this name with `threads` threads, undisturbed or not, or NULL. */
+/* The row of the engine of this name with `threads` threads, undisturbed or not, or NULL; of the
+ * given type if the engine has types (NULL = float32). */
 const bench_row *bench_find_row(const bench_measurement *measurement, const char *engine,
-                                int threads, bool disturbed);
+                                int threads, bool disturbed, const bench_type *type);
 
 /* Measures one shape. False after a message on stderr if something failed or engines disagree.
  * Destroy the measurement in either case. */

@@ -92,6 +92,19 @@ static bool take_orientation(bench_options *options, const char *value) {
          refuse("--orientation", value, "in-out or out-in");
 }
 
+static bool take_types(bench_options *options, const char *value) {
+  char copy[128];
+  if (strlen(value) >= sizeof copy)
+    return refuse("--types", value, "at most seven types");
+  memcpy(copy, value, strlen(value) + 1);
+  for (char *word = strtok(copy, ","); word; word = strtok(NULL, ","))
+    if (strcmp(word, "f32") != 0 && !bench_types_add(&options->types, word))
+      return refuse("--types", value,
+                    "at most seven of f32, f16, bf16, q8_0, q4_0, or two of them as "
+                    "MATRICES/CACHE, each once");
+  return true;
+}
+
 static bool take_json(bench_options *options, const char *value) {
   options->json = value;
   return true;
@@ -112,6 +125,7 @@ static const struct {
     {"--rounds", take_rounds}, {"--seconds", take_seconds}, {"--threads", take_threads},
     {"--shape", take_shape},   {"--shapes", take_shapes},   {"--engines", take_engines},
     {"--json", take_json},     {"--only", take_only},       {"--orientation", take_orientation},
+    {"--types", take_types},
 };
 
 /* The value stands after '=' or is the next word. */
@@ -141,6 +155,7 @@ static size_t rotation_bytes(void) {
 
 static void set_defaults(bench_options *options) {
   memset(options, 0, sizeof *options);
+  (void)bench_types_add(&options->types, "f32");
   options->rounds = 25;
   options->seconds = 12;
   options->turn_seconds = 0.05;
@@ -173,6 +188,15 @@ static bool complete(bench_options *options, bool quick) {
   return good && (!only || bench_shapes_select(&options->list, only));
 }
 
+static bool take_flag(bench_options *options, const char *word) {
+  const bool disturb = strcmp(word, "--disturb") == 0;
+  const bool one_set = strcmp(word, "--one-set") == 0;
+  options->disturb = options->disturb || disturb;
+  if (one_set)
+    options->rotation_bytes = 0;
+  return disturb || one_set;
+}
+
 bool bench_options_parse(int argc, char **argv, bench_options *options) {
   bool quick = false;
   set_defaults(options);
@@ -183,8 +207,7 @@ bool bench_options_parse(int argc, char **argv, bench_options *options) {
   for (int i = 1; i < argc; i++) {
     bool known = strcmp(argv[i], "--quick") == 0;
     options->help = options->help || strcmp(argv[i], "--help") == 0;
-    options->disturb = options->disturb || strcmp(argv[i], "--disturb") == 0;
-    if (known || options->help || strcmp(argv[i], "--disturb") == 0)
+    if (known || options->help || take_flag(options, argv[i]))
       continue;
     if (!take_valued(options, argv, &i, &known))
       return false;
@@ -195,23 +218,27 @@ bool bench_options_parse(int argc, char **argv, bench_options *options) {
 }
 
 void bench_options_help(void) {
-  puts("mha-bench: libmha beside naive loops and plain BLAS calls, in turns, in one run\n"
-       "\n"
-       "  --shapes FILE       shapes to measure, one a line: name batch seq past d_model heads\n"
-       "                      causal [kv_heads [mask|gaps]]; default " MHA_BENCH_SHAPES "\n"
-       "  --shape N,B,L,P,E,H,C[,G[,K]]  one shape more (alone: only it), fields as above\n"
-       "  --only NAMES        of these shapes only NAMES, with commas between\n"
-       "  --engines LIST      of naive, composed, libmha, xsmm; default all\n"
-       "  --threads LIST      thread counts, all being the BLAS's; default 1,all\n"
-       "  --rounds N          at most N rounds per shape; default 25\n"
-       "  --seconds S         no new round after S seconds per shape, but at least three rounds\n"
-       "                      (fewer only by --rounds); default 12\n"
-       "  --orientation O     how the matrices lie: in-out (default) or out-in\n"
-       "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
-       "  --json FILE         also write JSON lines\n"
-       "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
-       "\n"
-       "Exit status: 0, 1 if engines disagree or something fails, 2 for a bad command line.");
+  puts(
+      "mha-bench: libmha beside naive loops and plain BLAS calls, in turns, in one run\n"
+      "\n"
+      "  --shapes FILE       shapes to measure, one a line: name batch seq past d_model heads\n"
+      "                      causal [kv_heads [mask|gaps]]; default " MHA_BENCH_SHAPES "\n"
+      "  --shape N,B,L,P,E,H,C[,G[,K]]  one shape more (alone: only it), fields as above\n"
+      "  --only NAMES        of these shapes only NAMES, with commas between\n"
+      "  --engines LIST      of naive, composed, libmha, xsmm; default all\n"
+      "  --threads LIST      thread counts, all being the BLAS's; default 1,all\n"
+      "  --rounds N          at most N rounds per shape; default 25\n"
+      "  --seconds S         no new round after S seconds per shape, but at least three rounds\n"
+      "                      (fewer only by --rounds); default 12\n"
+      "  --orientation O     how the matrices lie: in-out (default) or out-in\n"
+      "  --types LIST        also rows of libmha with numbers stored as f16, bf16, q8_0, q4_0, or\n"
+      "                      as MATRICES/CACHE, such as f32/bf16\n"
+      "  --one-set           use one set of weights again and again, also for single rows\n"
+      "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
+      "  --json FILE         also write JSON lines\n"
+      "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
+      "\n"
+      "Exit status: 0, 1 if engines disagree or something fails, 2 for a bad command line.");
 }
 
 bool bench_options_wants(const bench_options *options, const char *engine) {

@@ -3,6 +3,7 @@
 #define MHA_BENCH_OPTIONS_H
 
 #include "shapes.h"
+#include "types.h"
 
 #include <stddef.h>
 
@@ -23,6 +24,7 @@ typedef struct bench_options {
   double naive_flops;    /* the naive engine computes sampled rows beyond this */
   size_t rotation_bytes; /* used between two uses of the same weights and cache, where a shape is
                             one row or has a cache */
+  bench_type_list types; /* of libmha's rows, float32 first */
   bool out_in;           /* matrices lie [out][in] */
   bool disturb;          /* libmha and xsmm once more, beside another process on one of the CPUs */
   bool help;

@@ -18,8 +18,7 @@ table = '< awk -v yardstick='.yardstick.' -F ''[{}":,]+'' ''\
 /"record":"row"/ {\
   for (i = 2; i < NF; i += 2) line[$i] = $(i + 1);\
   if (line["engine"] != "composed" && line["engine"] != "libmha") next;\
-  if (line["disturbed"] == "true") next;\
-  if (line["disturbed"] == "true") next;\
+  if (line["disturbed"] == "true" || line["type"] != "f32") next;\
   if ((line["percent_read"] == "null") != (yardstick == "sgemm")) next;\
   if (!(line["shape"] in known)) { known[line["shape"]] = 1; shapes[++n] = line["shape"] }\
   if (first == "") first = line["threads"];\

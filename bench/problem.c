@@ -1,6 +1,8 @@
 /* Owns the buffers: inputs, outputs and weights of one shape. */
 #include "problem.h"
 
+#include "mha.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,10 +99,23 @@ static bool create_mask(bench_problem *problem) {
   return problem->mask != NULL;
 }
 
-/* Between two uses of a set the others are used, rotation_bytes in all or more. */
+size_t bench_problem_type_bytes(const bench_problem *problem, const bench_type *type) {
+  const bench_shape *shape = &problem->shape;
+  const size_t columns = projected_columns(shape);
+  return mha_element_bytes(type->matrices, (int64_t)columns * shape->width) +
+         columns * sizeof(float) + 2 * mha_element_bytes(type->cache, (int64_t)cache_floats(shape));
+}
+
+/* Between two uses of a set the others are used, rotation_bytes in all or more, whatever type they
+ * are stored in. */
 static int64_t count_sets(const bench_problem *problem) {
-  const size_t rotation = problem->options->rotation_bytes;
-  return 1 + (int64_t)((rotation + problem->set_bytes - 1) / problem->set_bytes);
+  const bench_options *o = problem->options;
+  size_t smallest = problem->set_bytes;
+  for (int i = 0; i < o->types.n; i++) {
+    const size_t bytes = bench_problem_type_bytes(problem, &o->types.types[i]);
+    smallest = bytes < smallest ? bytes : smallest;
+  }
+  return o->rotation_bytes == 0 ? 1 : 1 + (int64_t)((o->rotation_bytes + smallest - 1) / smallest);
 }
 
 static bool create_sets(bench_problem *problem) {

@@ -32,6 +32,9 @@ typedef struct bench_problem {
 bool bench_problem_create(const bench_options *options, const bench_shape *shape,
                           bench_problem *problem);
 
+/* Bytes of a set with its numbers stored so. */
+size_t bench_problem_type_bytes(const bench_problem *problem, const bench_type *type);
+
 void bench_problem_destroy(bench_problem *problem);
 
 /* The set of the call-th call. */

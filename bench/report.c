@@ -19,6 +19,7 @@
 
 typedef struct line_figures {
   const char *engine;
+  const char *type;
   int threads, rounds;
   bool extrapolated, disturbed;
   bench_summary time;
@@ -26,11 +27,13 @@ typedef struct line_figures {
   double gflops;
   bench_summary percent_sgemm; /* of the bare product's rate, same run, same threads */
   double speedup_naive;
-  double speedup_composed;    /* at the same threads */
-  bench_summary speedup_blas; /* of xsmm over libmha, likewise */
-  double speedup_one_thread;  /* of the same engine */
-  bench_summary percent_read; /* of a plain read's speed, same threads */
-  double bytes;               /* workspace or score matrices */
+  double speedup_composed;     /* at the same threads */
+  bench_summary speedup_blas;  /* of xsmm over libmha, likewise */
+  bench_summary speedup_float; /* of another type over float32, likewise */
+  double speedup_one_thread;   /* of the same engine */
+  bench_summary percent_read;  /* of a plain read's speed, same threads */
+  double read_bytes;           /* of a set */
+  double bytes;                /* workspace or score matrices */
   double difference;
 } line_figures;
 
@@ -48,12 +51,13 @@ static bench_summary scaled(bench_summary summary, double factor) {
 /* Comparisons are made round by round, between neighbours in time. */
 static void compare(const bench_measurement *measurement, const bench_row *row,
                     line_figures *figures) {
-  const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads, false);
-  const bench_row *read = bench_find_row(measurement, "read", row->threads, false);
-  const bench_row *composed = bench_find_row(measurement, "composed", row->threads, false);
+  const bench_row *sgemm = bench_find_row(measurement, "sgemm", row->threads, false, NULL);
+  const bench_row *read = bench_find_row(measurement, "read", row->threads, false, row->type);
+  const bench_row *composed = bench_find_row(measurement, "composed", row->threads, false, NULL);
   const bench_row *blas =
-      bench_find_row(measurement, bench_libmha.name, row->threads, row->disturbed);
-  const bench_row *alone = bench_find_row(measurement, row->engine->name, 1, row->disturbed);
+      bench_find_row(measurement, bench_libmha.name, row->threads, row->disturbed, NULL);
+  const bench_row *alone =
+      bench_find_row(measurement, row->engine->name, 1, row->disturbed, row->type);
   const double work = figures->flops / flops_of(measurement, &bench_sgemm);
   figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
   figures->speedup_one_thread = row->threads == 1 ? NAN : bench_ratio(row, alone).median;
@@ -63,6 +67,8 @@ static void compare(const bench_measurement *measurement, const bench_row *row,
   figures->speedup_composed = bench_ratio(row, composed).median;
   if (row->engine == &bench_xsmm)
     figures->speedup_blas = bench_ratio(row, blas);
+  if (!bench_type_is_float(row->type))
+    figures->speedup_float = bench_ratio(row, blas);
   if (measurement->has_naive)
     figures->speedup_naive = measurement->naive.seconds / figures->time.median;
 }
@@ -70,6 +76,7 @@ static void compare(const bench_measurement *measurement, const bench_row *row,
 static line_figures row_figures(const bench_measurement *measurement, const bench_row *row) {
   const bench_engine *engine = row->engine;
   line_figures figures = {.engine = engine->name,
+                          .type = row->type->name,
                           .threads = row->threads,
                           .rounds = row->n_samples,
                           .disturbed = row->disturbed,
@@ -78,7 +85,10 @@ static line_figures row_figures(const bench_measurement *measurement, const benc
                           .speedup_naive = NAN,
                           .speedup_composed = NAN,
                           .speedup_blas = {NAN, NAN, NAN, NAN},
+                          .speedup_float = {NAN, NAN, NAN, NAN},
                           .percent_read = {NAN, NAN, NAN, NAN},
+                          .read_bytes =
+                              (double)bench_problem_type_bytes(&measurement->problem, row->type),
                           .bytes = NAN,
                           .difference = row->difference};
   figures.gflops = 1e-9 * figures.flops / figures.time.median;
@@ -91,6 +101,7 @@ static line_figures row_figures(const bench_measurement *measurement, const benc
 static line_figures naive_figures(const bench_measurement *measurement) {
   const double seconds = measurement->naive.seconds;
   const line_figures figures = {.engine = "naive",
+                                .type = "f32",
                                 .threads = 1,
                                 .rounds = 1,
                                 .extrapolated = measurement->naive.extrapolated,
@@ -101,6 +112,7 @@ static line_figures naive_figures(const bench_measurement *measurement) {
                                 .speedup_naive = NAN,
                                 .speedup_composed = NAN,
                                 .speedup_blas = {NAN, NAN, NAN, NAN},
+                                .speedup_float = {NAN, NAN, NAN, NAN},
                                 .speedup_one_thread = NAN,
                                 .percent_read = {NAN, NAN, NAN, NAN},
                                 .bytes = NAN,
@@ -130,10 +142,11 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   const bench_summary *percent = &figures->percent_sgemm;
   const bench_summary *read = &figures->percent_read;
   const bool once = figures->rounds == 1;
-  fprintf(file, "%-*s %3d %-9s%c", NAME_WIDTH, shape, figures->threads, figures->engine,
+  fprintf(file, "%-*s %3d %-9s%c %-9s", NAME_WIDTH, shape, figures->threads, figures->engine,
           figures->extrapolated ? '~'
           : figures->disturbed  ? '*'
-                                : ' ');
+                                : ' ',
+          figures->type);
   cell(file, 10, millisecond_decimals(median), median);
   cell(file, 10, millisecond_decimals(minimum), once ? NAN : minimum);
   cell(file, 7, 1, once ? NAN : bench_spread(&figures->time));
@@ -144,6 +157,8 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   cell(file, 7, 2, figures->speedup_composed);
   cell(file, 6, 2, figures->speedup_blas.median);
   cell(file, 5, 2, figures->speedup_blas.quartile3 - figures->speedup_blas.quartile1);
+  cell(file, 6, 2, figures->speedup_float.median);
+  cell(file, 5, 2, figures->speedup_float.quartile3 - figures->speedup_float.quartile1);
   cell(file, 7, 2, figures->speedup_one_thread);
   cell(file, 7, 1, read->median);
   cell(file, 5, 1, once ? NAN : read->quartile3 - read->quartile1);
@@ -180,14 +195,18 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
           "distance of its quartiles. Ratios are medians of the rounds' ratios. x naive: ~ =\n"
           "extrapolated from sampled rows. x comp: over composed with as many threads. x blas: "
           "xsmm over "
-          "libmha with as\nmany threads, with its iqr. x 1thr: over one thread. %%read: of the "
+          "libmha with as\nmany threads, with its iqr. type: how matrices and cache are stored; x "
+          "f32: over libmha with "
+          "float32, likewise.\nx 1thr: over one thread. %%read: of the "
           "speed of a plain read of the weights and of the cached keys and "
           "values, with its iqr. MiB: workspace of\nlibmha, score matrices of composed. *: beside "
           "another process that spins on one\nCPU, ratios to rows of the same kind.\n\n",
           options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
-  fprintf(file, "%-*s %3s %-10s %10s %10s %7s %8s %7s %5s %8s %7s %6s %5s %7s %7s %5s %9s\n",
-          NAME_WIDTH, "shape", "thr", "engine", "ms", "min ms", "spread", "GFLOP/s", "%sgemm",
-          "iqr", "x naive", "x comp", "x blas", "iqr", "x 1thr", "%read", "iqr", "MiB");
+  fprintf(file,
+          "%-*s %3s %-10s %-9s %10s %10s %7s %8s %7s %5s %8s %7s %6s %5s %6s %5s %7s %7s %5s %9s\n",
+          NAME_WIDTH, "shape", "thr", "engine", "type", "ms", "min ms", "spread", "GFLOP/s",
+          "%sgemm", "iqr", "x naive", "x comp", "x blas", "iqr", "x f32", "iqr", "x 1thr", "%read",
+          "iqr", "MiB");
   fflush(file);
 }
 
@@ -257,6 +276,8 @@ static void json_line(FILE *file, const bench_measurement *measurement,
   json_shape(file, &measurement->problem.shape);
   fputc(',', file);
   json_string(file, "engine", figures->engine);
+  fputc(',', file);
+  json_string(file, "type", figures->type);
   json_integer(file, "threads", figures->threads);
   json_integer(file, "rounds", figures->rounds);
   json_boolean(file, "extrapolated", figures->extrapolated);
@@ -276,13 +297,16 @@ static void json_line(FILE *file, const bench_measurement *measurement,
   json_number(file, "speedup_blas", figures->speedup_blas.median);
   json_number(file, "speedup_blas_quartile1", figures->speedup_blas.quartile1);
   json_number(file, "speedup_blas_quartile3", figures->speedup_blas.quartile3);
+  json_number(file, "speedup_f32", figures->speedup_float.median);
+  json_number(file, "speedup_f32_quartile1", figures->speedup_float.quartile1);
+  json_number(file, "speedup_f32_quartile3", figures->speedup_float.quartile3);
   json_number(file, "speedup_one_thread", figures->speedup_one_thread);
   const bench_summary *read = &figures->percent_read;
   json_number(file, "percent_read", read->median);
   json_number(file, "percent_read_quartile1", read->quartile1);
   json_number(file, "percent_read_quartile3", read->quartile3);
   const bench_problem *problem = &measurement->problem;
-  json_number(file, "read_bytes", problem->rotates ? (double)problem->set_bytes : NAN);
+  json_number(file, "read_bytes", problem->rotates ? figures->read_bytes : NAN);
   json_number(file, "bytes", figures->bytes);
   json_number(file, "difference", figures->difference);
   json_number(file, "others_percent", measurement->others_percent);

@@ -26,7 +26,8 @@ static void sgemm_destroy(void *opaque) {
   free(state);
 }
 
-static void *sgemm_create(const bench_problem *problem) {
+static void *sgemm_create(const bench_problem *problem, const bench_type *type) {
+  (void)type;
   sgemm_state *state = bench_zeroed(sizeof *state);
   if (!state)
     return NULL;
@@ -72,6 +73,7 @@ const bench_engine bench_sgemm = {
 
 typedef struct read_state {
   const bench_problem *problem;
+  size_t n_bytes;         /* as many as a set of the type has, from the begin of a set on */
   volatile uint64_t sink; /* keeps the loop alive */
 } read_state;
 
@@ -94,10 +96,12 @@ static double read_flops(const bench_problem *problem) {
   return 0;
 }
 
-static void *read_create(const bench_problem *problem) {
+static void *read_create(const bench_problem *problem, const bench_type *type) {
   read_state *state = bench_zeroed(sizeof *state);
-  if (state)
-    state->problem = problem;
+  if (!state)
+    return NULL;
+  state->problem = problem;
+  state->n_bytes = bench_problem_type_bytes(problem, type);
   return state;
 }
 
@@ -107,7 +111,7 @@ static bool read_run(void *opaque, int thread_index, int64_t call) {
   const int n_threads = state->problem->options->threads[thread_index];
   const void *block = bench_problem_set(state->problem, call)->block;
   const uint64_t *words = block;
-  const size_t n = state->problem->set_bytes / sizeof *words;
+  const size_t n = state->n_bytes / sizeof *words;
   const size_t share = (n + (size_t)n_threads - 1) / (size_t)n_threads;
   const size_t stretch = (share + 7) / 8 * 8;
   uint64_t sum = 0;
@@ -122,6 +126,7 @@ static bool read_run(void *opaque, int thread_index, int64_t call) {
 
 const bench_engine bench_read = {
     .name = "read",
+    .has_types = true,
     .rotating_only = true,
     .flops = read_flops,
     .create = read_create,

@@ -72,11 +72,15 @@ set(MHA_SOURCES
     src/files/safetensors_header.c
     src/files/safetensors.c
     src/files/safetensors_write.c
+    src/files/gguf_bytes.c
+    src/files/gguf_metadata.c
+    src/files/gguf.c
     src/files/tensors.c
     src/files/lookup.c
     src/files/families.c
     src/files/names.c
     src/files/neighbours.c
+    src/files/model.c
     src/files/sizes.c
     src/files/file.c
     src/files/load.c

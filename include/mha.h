@@ -332,9 +332,10 @@ typedef struct mha_config {
 #define MHA_PACK_WEIGHTS UINT32_C(64)
 
 /** Bit of mha_config.flags, for loading: matrices of a file that are MHA_F16, MHA_BF16, MHA_Q8_0 or
- *  MHA_Q4_0 are kept so, and used where they lie if the byte order is the machine's, rather than
- *  converted to float32. Biases, norms and sinks are float32 always. Arrays in memory are as
- *  mha_matrices says, with or without it. */
+ *  MHA_Q4_0 are used where they lie, each in its own type, rather than converted to float32. Those
+ *  in the other byte order or column-major are converted all the same, and so is a packed matrix of
+ *  MHA_IN_OUT whose q, k and v do not begin with whole blocks. Biases, norms and sinks are float32
+ *  always. Arrays in memory are as mha_matrices says, with or without it. */
 #define MHA_KEEP_TYPE UINT32_C(128)
 
 /** Zeroes `config`, stores struct_size, Eq = model_width and H = n_heads. Checks none of them:
@@ -431,8 +432,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
                                                      mha_weights **weights, mha_error *error);
 
 /**
- * Makes a layer from a safetensors file, or from a folder of .npy files, each holding the tensor
- * that it is named after. Names as they are in use, behind the prefix:
+ * Makes a layer from a safetensors file, from a GGUF file, or from a folder of .npy files, each
+ * holding the tensor that it is named after. Names as they are in use, behind the prefix:
  *
  *     PyTorch       in_proj_weight [3·E][E] with in_proj_bias, or q_proj_weight, k_proj_weight,
  *                   v_proj_weight with in_proj_bias; out_proj.weight, out_proj.bias
@@ -440,21 +441,36 @@ MHA_API MHA_MUST_CHECK mha_status mha_weights_create(const mha_config *config,
  *                   out_proj, o_proj or output.dense, each with .weight and .bias
  *     GPT-2         c_attn [E][3·E] and c_proj, each with .weight and .bias
  *     the article   W_Q, W_K, W_V, W_O, each [in][out], and b_Q, b_K, b_V, b_O
+ *     GGUF          attn_q, attn_k, attn_v, or attn_qkv [(H + G)·d + G·dv][E] with rows q, k, v;
+ *                   and attn_output, each with .weight and .bias; the prefix is "blk.0." for the
+ *                   first layer
  *
- * and in all of them q_norm.weight, k_norm.weight and sinks. The orientation follows from the
- * names. Biases may be absent, matrices may not. A tensor that would change the result in a way
- * that this version does not compute (bias_k, say) is an error that names it.
+ * and in all of them q_norm.weight, k_norm.weight and sinks, which GGUF calls attn_q_norm.weight,
+ * attn_k_norm.weight and attn_sinks.weight. The orientation follows from the names. Biases may be
+ * absent, matrices may not. A tensor that would change the result in a way that this version does
+ * not compute (bias_k, say) is an error that names it.
  *
  * The files are mapped, and float32 numbers are used where they lie: a file must not be changed
  * while the layer lives (replacing it by rename is safe), and if it is cut short, reading the
  * numbers ends the process (SIGBUS): mha_file_open can read them into memory instead. float64,
- * float16, bfloat16, and numbers that lie unaligned, column-major or in the other byte order are
- * converted once, into memory that the layer owns. A header of more than 100 MB, 262144 tensors or
- * 65536 metadata entries is refused. So is a file of another kind (GGUF, PyTorch's .pt, HDF5, .npz,
- * ONNX, ...), with a message that says what it seems to be.
+ * float16, bfloat16, Q8_0, Q4_0, and numbers that lie unaligned, column-major or in the other byte
+ * order are converted once, into memory that the layer owns; MHA_KEEP_TYPE leaves matrices as they
+ * are. A header of more than 100 MB, 262144 tensors or 65536 metadata entries is refused. So is a
+ * file of another kind (PyTorch's .pt, HDF5, .npz, ONNX, ...), with a message that says what it
+ * seems to be.
+ *
+ * GGUF: versions 2 and 3, little-endian. Tensors of types beside F32, F64, F16, BF16, Q8_0 and Q4_0
+ * may be in the file as long as the layer has none of them. Its metadata, which mha_file_model
+ * shows, fills in what `config` leaves 0: n_heads, n_kv_heads, head_size and value_head_size,
+ * unless `config` gives one of the four otherwise; norm_epsilon where there is a norm of Q and K;
+ * and, where config.rope is set, rotary_size and rope_base. config.rope itself, the scale, the
+ * softcap and windows are the caller's. A file with frequencies of its own (rope_freqs.weight)
+ * needs them as tables where config.rope is set, and one that says rope.scaling.type needs tables
+ * or a rope_base.
  * @param config n_heads is needed, n_kv_heads where heads are grouped (0 = H), and norm_epsilon
- *               where the file has q_norm.weight, which is applied as it is; the other sizes, left
- *               0, follow from the shapes and must agree with them where given.
+ *               where the file has q_norm.weight, which is applied as it is, unless metadata says
+ *               them; the other sizes, left 0, follow from the shapes and must agree with them
+ *               where given.
  * @param path   the file or the folder. Not NULL.
  * @param prefix stands before each name as given, its dot included, such as "model.layers.0.
  *               self_attn."; "" = the names stand alone; NULL = find the one layer in the file,
@@ -497,8 +513,8 @@ typedef struct mha_file_options {
 typedef struct mha_file mha_file;
 
 /**
- * Opens a safetensors file or a folder of .npy files, as mha_weights_load describes them, and
- * checks the whole of it. A tensor of a type that is not loaded may be in it.
+ * Opens a safetensors file, a GGUF file or a folder of .npy files, as mha_weights_load describes
+ * them, and checks the whole of it. A tensor of a type that is not loaded may be in it.
  * @param path    not NULL.
  * @param options NULL = all defaults.
  * @param file    receives it; give it back with mha_file_destroy. NULL on failure. Not NULL.
@@ -509,10 +525,10 @@ MHA_API MHA_MUST_CHECK mha_status mha_file_open(const char *path, const mha_file
                                                 mha_file **file, mha_error *error);
 
 /**
- * The same of the bytes of a safetensors file that are in memory already. They are borrowed: they
- * stay and do not change until the file and the layers that use their numbers are gone, of which
- * options->release tells.
- * @param bytes   not NULL; numbers in it that are not aligned as a float is are converted.
+ * The same of the bytes of a safetensors or GGUF file that are in memory already. They are
+ * borrowed: they stay and do not change until the file and the layers that use their numbers are
+ * gone, of which options->release tells.
+ * @param bytes   not NULL; float32 numbers that are not aligned as a float is are converted.
  * @param n_bytes how many.
  * @param options as in mha_file_open, without MHA_READ_FILE.
  * @param file    likewise.
@@ -533,7 +549,7 @@ MHA_API void mha_file_destroy(mha_file *file);
 typedef struct mha_tensor_info {
   size_t struct_size;          /**< set by MHA_INIT */
   const char *name;            /**< UTF-8 without control characters */
-  const char *type;            /**< as the file spells it, such as "F32", "BF16" or "<f4" */
+  const char *type;            /**< as the file spells it, such as "F32", "Q6_K" or "<f4" */
   int32_t is_loaded;           /**< nonzero: of a type that becomes a layer's numbers */
   int32_t is_column_major;     /**< nonzero: the first index runs fastest in `data` */
   int32_t rank;                /**< 0 = a single number; −1 = not known, of a type not loaded */

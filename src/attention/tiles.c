@@ -47,12 +47,13 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
     return many;
   }
   const int64_t width = mha_max(s->d, s->dv);
+  const int64_t piece = s->stored ? 2 * MHA_PIECE_FLOATS : MHA_PIECE_FLOATS; /* half the bytes */
   const int64_t groups = mha_min(mha_max(MHA_STRIP_FLOATS / width, 1), s->G);
   const mha_cut cut = {.few = true,
                        .heads = groups * (s->H / s->G),
                        .queries = s->Lq,
                        .tile_keys = MHA_PART_TILE,
-                       .product_keys = mha_min(mha_max(MHA_PIECE_FLOATS / width, 4), MHA_PART_TILE),
+                       .product_keys = mha_min(mha_max(piece / width, 4), MHA_PART_TILE),
                        .parts = divide_up(s->span, part_keys(s->span)) + s->windowed,
                        .part_keys = part_keys(s->span)};
   return cut;

@@ -216,7 +216,7 @@ INLINE void sums_step(int32_t element, int nw, int nx, const mha_rows_product *p
   }
   for (int b = 0; b < nw; b++) {
     step s;
-    __builtin_prefetch(w + b * p->w_row_bytes + FETCHED_AHEAD_BYTES);
+    __builtin_prefetch(w + (b + SUMMED_AT_ONCE) * p->w_row_bytes); /* of the next rows */
     read_step(element, w + b * p->w_row_bytes, &s);
     for (int a = 0; a < nx; a++) {
       lanes factor = lanes_broadcast(p->alpha * p->x[(r + a) * p->x_stride + j + b]);

@@ -11,14 +11,19 @@ static const mha_output_names linear_outputs[] = {
 };
 static const mha_output_names gpt2_outputs[] = {{"c_proj.weight", "c_proj.bias"}};
 static const mha_output_names article_outputs[] = {{"W_O", "b_O"}};
+static const mha_output_names gguf_outputs[] = {{"attn_output.weight", "attn_output.bias"}};
 
 #define EVERYWHERE                                                                                 \
   [MHA_PART_QUERY_NORM] = "q_norm.weight", [MHA_PART_KEY_NORM] = "k_norm.weight",                  \
   [MHA_PART_SINKS] = "sinks"
 
+#define GGUF_VECTORS                                                                               \
+  [MHA_PART_QUERY_NORM] = "attn_q_norm.weight", [MHA_PART_KEY_NORM] = "attn_k_norm.weight",        \
+  [MHA_PART_SINKS] = "attn_sinks.weight"
+
 #define THREE_LINEAR(name, holder, wq, wk, wv, bq, bk, bv)                                         \
   {                                                                                                \
-    (name), MHA_OUT_IN, (holder),                                                                  \
+    (name), MHA_OUT_IN, (holder), "",                                                              \
         {[MHA_PART_WQ] = (wq),                                                                     \
          [MHA_PART_WK] = (wk),                                                                     \
          [MHA_PART_WV] = (wv),                                                                     \
@@ -36,11 +41,13 @@ const mha_name_family mha_name_families[] = {
         {"PyTorch, packed",
          MHA_OUT_IN,
          "",
+         "",
          {[MHA_PART_WQKV] = "in_proj_weight", [MHA_PART_BQKV] = "in_proj_bias", EVERYWHERE},
          linear_outputs,
          1},
     [PYTORCH_SEPARATE] = {"PyTorch, separate",
                           MHA_OUT_IN,
+                          "",
                           "",
                           {[MHA_PART_WQ] = "q_proj_weight",
                            [MHA_PART_WK] = "k_proj_weight",
@@ -52,11 +59,13 @@ const mha_name_family mha_name_families[] = {
     [GPT2] = {"GPT-2",
               MHA_IN_OUT,
               "",
+              "",
               {[MHA_PART_WQKV] = "c_attn.weight", [MHA_PART_BQKV] = "c_attn.bias", EVERYWHERE},
               gpt2_outputs,
               1},
     [ARTICLE] = {"the article",
                  MHA_IN_OUT,
+                 "",
                  "",
                  {[MHA_PART_WQ] = "W_Q",
                   [MHA_PART_WK] = "W_K",
@@ -81,6 +90,26 @@ const mha_name_family mha_name_families[] = {
     THREE_LINEAR("Hugging Face, attention.query", "attention.", "attention.query.weight",
                  "attention.key.weight", "attention.value.weight", "attention.query.bias",
                  "attention.key.bias", "attention.value.bias"),
+    {"GGUF",
+     MHA_OUT_IN,
+     "",
+     "attn_",
+     {[MHA_PART_WQ] = "attn_q.weight",
+      [MHA_PART_WK] = "attn_k.weight",
+      [MHA_PART_WV] = "attn_v.weight",
+      [MHA_PART_BQ] = "attn_q.bias",
+      [MHA_PART_BK] = "attn_k.bias",
+      [MHA_PART_BV] = "attn_v.bias",
+      GGUF_VECTORS},
+     gguf_outputs,
+     1},
+    {"GGUF, packed",
+     MHA_OUT_IN,
+     "",
+     "attn_",
+     {[MHA_PART_WQKV] = "attn_qkv.weight", [MHA_PART_BQKV] = "attn_qkv.bias", GGUF_VECTORS},
+     gguf_outputs,
+     1},
 };
 
 const int mha_n_name_families = (int)(sizeof mha_name_families / sizeof mha_name_families[0]);

@@ -180,8 +180,7 @@ mha_status mha_file_model(const mha_file *file, mha_model_info *info, mha_error 
     status = mha_read_struct(&told, sizeof told, MHA_FIRST_MODEL_INFO, info, "info", error);
   if (status)
     return status;
-  MHA_INIT(&told);
-  mha_write_struct(info, &told, sizeof told);
+  mha_write_struct(info, &file->tensors.model, sizeof file->tensors.model);
   return mha_succeed(error);
 }
 

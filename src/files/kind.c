@@ -14,7 +14,7 @@ static const struct {
   const char *kind;
 } signs[] = {
     {0, 6, "\x93NUMPY", "a NumPy array (.npy)"},
-    {0, 4, "GGUF", "a GGUF model"},
+    {0, 4, "GGUF", "a GGUF file"},
     {0, 4, "lmgg", "a GGML model"},
     {0, 4, "tjgg", "a GGML model"},
     {0, 8, "\x89HDF\r\n\x1a\n", "an HDF5 file, such as Keras writes (.h5)"},
@@ -127,11 +127,16 @@ bool mha_kind_may_be_safetensors(const void *bytes, size_t n) {
   return has(bytes, n, 4, "\0\0\0\0{", 5);
 }
 
+/* As a safetensors file it would have a header of 1.1 GB, which none has. */
+bool mha_kind_is_gguf(const void *bytes, size_t n) {
+  return has(bytes, n, 0, "GGUF", 4);
+}
+
 const char *mha_kind_of(const void *bytes, size_t n) {
   const char *kind = NULL;
   if (n == 0)
     return NULL;
-  if (mha_kind_may_be_safetensors(bytes, n))
+  if (mha_kind_may_be_safetensors(bytes, n) && !mha_kind_is_gguf(bytes, n))
     return "a safetensors file";
   for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++)
     if (has(bytes, n, signs[i].at, signs[i].bytes, signs[i].n))

@@ -30,8 +30,7 @@ static const mha_raw_tensor *find(const mha_raw_tensors *tensors, const mha_laye
 
 /* ---- Readings -------------------------------------------------------------------------------- */
 
-/* What the part is called behind the prefix, or NULL where the family has no such part. */
-static const char *part_name(const mha_layer_names *layer, mha_part part) {
+const char *mha_names_part(const mha_layer_names *layer, mha_part part) {
   const mha_output_names *output = &layer->family->outputs[layer->output_name];
   if (part == MHA_PART_WO)
     return output->matrix;
@@ -45,7 +44,7 @@ static bool lacks(const mha_layer_names *layer, mha_part part) {
     return layer->parts[MHA_PART_KEY_NORM] != NULL;
   if (part == MHA_PART_KEY_NORM)
     return layer->parts[MHA_PART_QUERY_NORM] != NULL;
-  return part <= MHA_PART_WO && part_name(layer, part) != NULL;
+  return part <= MHA_PART_WO && mha_names_part(layer, part) != NULL;
 }
 
 /* The output projection has the first of its names under which a matrix lies, or else a bias. */
@@ -70,7 +69,7 @@ static mha_layer_names read_layer(const mha_raw_tensors *tensors, const char *pr
                            .complete = true};
   find_output(tensors, &layer);
   for (int part = 0; part < MHA_N_PARTS; part++) {
-    const char *name = part_name(&layer, (mha_part)part);
+    const char *name = mha_names_part(&layer, (mha_part)part);
     layer.parts[part] = name ? find(tensors, &layer, name) : NULL;
   }
   for (int part = 0; part < MHA_N_PARTS; part++)
@@ -197,7 +196,7 @@ static void add_missing(list_text *list, const mha_layer_names *layer, mha_part 
   if (part == MHA_PART_WO && layer->family->n_outputs > 1 && !layer->parts[MHA_PART_BO])
     add_item(list, "%s{out_proj or o_proj or output.dense}.weight", prefix);
   else
-    add_item(list, "%s%s", prefix, part_name(layer, part));
+    add_item(list, "%s%s", prefix, mha_names_part(layer, part));
 }
 
 char *mha_names_missing(const mha_layer_names *layer, char *text, size_t bytes) {

@@ -36,6 +36,9 @@ mha_status mha_names_find(const mha_raw_tensors *tensors, const char *path, cons
 const mha_raw_tensor *mha_names_unsupported(const mha_raw_tensors *tensors,
                                             const mha_layer_names *layer);
 
+/* What the part is called behind the prefix, or NULL where the family has no such part. */
+const char *mha_names_part(const mha_layer_names *layer, mha_part part);
+
 /* Writes what a layer that is not complete lacks, such as "x.k_proj.weight, x.v_proj.weight", cut
  * to `bytes`; returns `text`. */
 char *mha_names_missing(const mha_layer_names *layer, char *text, size_t bytes);

@@ -35,6 +35,20 @@ static bool is_refused(const char *rest) {
   return false;
 }
 
+/* Of what begins as the names of a family do that shares its prefix: the normalisations before and
+ * behind the layer, and frequencies. */
+static const char *const outside[] = {"attn_norm.", "attn_norm_2.", "attn_output_norm.",
+                                      "attn_rot_embd."};
+
+static bool is_outside(const char *rest, const mha_name_family *family) {
+  if (family->own[0] == '\0')
+    return false;
+  for (size_t k = 0; k < sizeof outside / sizeof outside[0]; k++)
+    if (mha_starts_with(rest, outside[k]))
+      return true;
+  return !mha_starts_with(rest, family->own);
+}
+
 /* Behind the prefix too, but without a say in what the layer computes: frequencies, which
  * config.rope tells; the causal mask of GPT-2, GPT-Neo and GPT-J, which the call tells; and the
  * normalisation that BERT puts behind the residual. */
@@ -75,15 +89,16 @@ static bool is_part(const mha_layer_names *layer, const mha_raw_tensor *tensor) 
 
 const mha_raw_tensor *mha_names_unsupported(const mha_raw_tensors *tensors,
                                             const mha_layer_names *layer) {
-  const bool own =
-      layer->prefix_bytes > 0 && layer->prefix[layer->prefix_bytes - 1] == '.'; /* all of it */
+  const bool own = layer->family->own[0] != '\0' ||
+                   (layer->prefix_bytes > 0 &&
+                    layer->prefix[layer->prefix_bytes - 1] == '.'); /* all that is not outside */
   for (int64_t i = mha_lookup_lower_bound(tensors, layer->prefix, layer->prefix_bytes, "");
        i < tensors->n &&
        strncmp(tensors->items[i].name, layer->prefix, (size_t)layer->prefix_bytes) == 0;
        i++) {
     const mha_raw_tensor *tensor = &tensors->items[i];
     const char *rest = tensor->name + layer->prefix_bytes;
-    if (is_part(layer, tensor) || is_harmless(rest, tensor))
+    if (is_part(layer, tensor) || is_harmless(rest, tensor) || is_outside(rest, layer->family))
       continue;
     if (own || is_refused(rest) || is_of_family(rest, layer->family))
       return tensor;

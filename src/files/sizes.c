@@ -200,11 +200,11 @@ static mha_status derive_norm(const mha_layer_names *layer, const char *path, co
   const mha_raw_tensor *tensor = layer->parts[MHA_PART_QUERY_NORM];
   if (!tensor && c->norm != MHA_NORM_NONE)
     return mha_fail(error, MHA_ERROR_WEIGHTS,
-                    "%s lacks %sq_norm.weight, with config.norm = %d; rule: a norm has its "
+                    "%s lacks %s%s, with config.norm = %d; rule: a norm has its "
                     "weights in the file",
                     mha_shown_path(path),
                     mha_shown_text(layer->prefix, (size_t)layer->prefix_bytes, prefix),
-                    (int)c->norm);
+                    mha_names_part(layer, MHA_PART_QUERY_NORM), (int)c->norm);
   if (!tensor)
     return MHA_OK;
   if (c->norm == MHA_NORM_NONE)

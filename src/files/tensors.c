@@ -1,12 +1,14 @@
-/* Owns what a weights path holds: the tensors of a safetensors file, or one per .npy file of a
- * folder, and their way to float32. */
+/* Owns what a weights path holds: the tensors of a safetensors or GGUF file, or one per .npy file
+ * of a folder, and their way to float32. */
 #define _XOPEN_SOURCE     700
 #define _FILE_OFFSET_BITS 64
 
 #include "tensors.h"
 
+#include "base/element.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "gguf.h"
 #include "kind.h"
 #include "mapping.h"
 #include "npy.h"
@@ -26,8 +28,9 @@
  * then the tensors and their names. */
 struct mha_tensor_store {
   mha_allocator allocator;
-  size_t bytes; /* of the block */
-  mha_safetensors parsed;
+  size_t bytes;           /* of the block */
+  mha_safetensors parsed; /* of a file, this or the next one */
+  mha_gguf parsed_gguf;
   int64_t n_maps;
   mha_mapping *maps;
   char *types; /* of a folder: MHA_NPY_DESCR_BYTES for each array that npy.h does not load */
@@ -35,14 +38,14 @@ struct mha_tensor_store {
 
 typedef struct mha_tensor_store tensor_store;
 
-#define WEIGHTS_RULE "weights are a safetensors file or a folder of .npy files"
+#define WEIGHTS_RULE "weights are a safetensors or GGUF file, or a folder of .npy files"
 
 static mha_status fail_memory(const char *path, mha_error *error) {
   return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the list of tensors in %s",
                   mha_shown_path(path));
 }
 
-/* ---- A safetensors file ---------------------------------------------------------------------- */
+/* ---- One file -------------------------------------------------------------------------------- */
 
 /* Tells of a file that is none of this kind what it seems to be: the length of a header that it
  * does not have helps nobody. */
@@ -78,9 +81,23 @@ static tensor_store *make_store(const mha_allocator *allocator) {
   return store;
 }
 
+static mha_status parse_gguf(const char *name, mha_raw_tensors *tensors, mha_error *error) {
+  tensor_store *store = tensors->store;
+  mha_gguf *parsed = &store->parsed_gguf;
+  const mha_status status = mha_gguf_parse(name, store->maps->bytes, store->maps->n_bytes,
+                                           &store->allocator, parsed, error);
+  tensors->n = parsed->n;
+  tensors->items = parsed->items;
+  tensors->model = parsed->model;
+  tensors->rope_is_scaled = parsed->rope_is_scaled;
+  return status;
+}
+
 /* Parses the bytes that the store's map shows. */
 static mha_status parse_file(const char *name, mha_raw_tensors *tensors, mha_error *error) {
   tensor_store *store = tensors->store;
+  if (mha_kind_is_gguf(store->maps->bytes, store->maps->n_bytes))
+    return parse_gguf(name, tensors, error);
   mha_status status = check_kind(name, store->maps->bytes, store->maps->n_bytes, error);
   if (!status)
     status = mha_safetensors_parse(name, store->maps->bytes, store->maps->n_bytes,
@@ -338,6 +355,7 @@ void mha_tensors_close(mha_raw_tensors *tensors) {
     for (int64_t i = 0; i < store->n_maps; i++)
       mha_mapping_close(&store->maps[i]);
     mha_safetensors_release(&store->parsed);
+    mha_gguf_release(&store->parsed_gguf);
     mha_memory_release(&allocator, store, store->bytes);
   }
   memset(tensors, 0, sizeof *tensors);
@@ -345,13 +363,26 @@ void mha_tensors_close(mha_raw_tensors *tensors) {
 
 /* ---- The numbers ----------------------------------------------------------------------------- */
 
-bool mha_tensor_is_usable(const mha_raw_tensor *tensor) {
-  return tensor->element == MHA_RAW_F32 && !tensor->column_major &&
-         tensor->big_endian == mha_machine_is_big_endian() &&
-         (uintptr_t)tensor->data % alignof(float) == 0;
+/* The mha_element of each type; -1 = none. */
+static const int32_t elements[] = {
+    [MHA_RAW_F32] = MHA_F32,   [MHA_RAW_F64] = -1,        [MHA_RAW_F16] = MHA_F16,
+    [MHA_RAW_BF16] = MHA_BF16, [MHA_RAW_Q8_0] = MHA_Q8_0, [MHA_RAW_Q4_0] = MHA_Q4_0,
+    [MHA_RAW_OTHER] = -1,
+};
+
+int32_t mha_tensor_element(const mha_raw_tensor *tensor) {
+  const int32_t element = elements[tensor->element];
+  const bool in_order = !tensor->column_major && tensor->big_endian == mha_machine_is_big_endian();
+  const bool aligned = element != MHA_F32 || (uintptr_t)tensor->data % alignof(float) == 0;
+  return in_order && aligned ? element : -1;
 }
 
-/* bfloat16 is the upper half of a float32. Only safetensors has it, little-endian and row-major. */
+bool mha_tensor_is_usable(const mha_raw_tensor *tensor) {
+  return mha_tensor_element(tensor) == MHA_F32;
+}
+
+/* bfloat16 is the upper half of a float32. Only safetensors and GGUF have it, little-endian and
+ * row-major. */
 static void convert_bfloat16(const mha_raw_tensor *tensor, float *target) {
   for (int64_t i = 0; i < tensor->n_elements; i++) {
     const unsigned char *source = tensor->data + 2 * i;
@@ -360,18 +391,48 @@ static void convert_bfloat16(const mha_raw_tensor *tensor, float *target) {
   }
 }
 
-void mha_tensor_convert(const mha_raw_tensor *tensor, float *target) {
+/* n numbers, whole blocks; the arguments are right, so that it cannot fail. */
+static void widen(int32_t element, const void *source, float *target, int64_t n) {
+  const mha_status status = mha_element_convert(element, source, MHA_F32, target, n, NULL);
+  (void)status;
+}
+
+/* A block begins with its scale, of two bytes, which alone has an order. */
+static void convert_blocks(const mha_raw_tensor *tensor, float *target) {
+  unsigned char block[64];
+  const int32_t element = elements[tensor->element];
+  const size_t block_bytes = mha_element_bytes(element, MHA_BLOCK);
+  if (mha_tensor_element(tensor) == element) {
+    widen(element, tensor->data, target, tensor->n_elements);
+    return;
+  }
+  for (int64_t i = 0; i < tensor->n_elements; i += MHA_BLOCK) {
+    memcpy(block, tensor->data + (size_t)(i / MHA_BLOCK) * block_bytes, block_bytes);
+    const unsigned char first = block[0];
+    block[0] = block[1];
+    block[1] = first;
+    widen(element, block, target + i, MHA_BLOCK);
+  }
+}
+
+/* Every other type, as npy_numbers.c converts it. */
+static void convert_numbers(const mha_raw_tensor *tensor, float *target) {
   mha_npy_header header = {.big_endian = tensor->big_endian,
                            .column_major = tensor->column_major,
                            .rank = tensor->rank,
                            .n_elements = tensor->n_elements};
-  if (tensor->element == MHA_RAW_BF16) {
-    convert_bfloat16(tensor, target);
-    return;
-  }
   header.type = tensor->element == MHA_RAW_F16   ? MHA_NPY_F2
                 : tensor->element == MHA_RAW_F32 ? MHA_NPY_F4
                                                  : MHA_NPY_F8;
   memcpy(header.shape, tensor->shape, sizeof header.shape);
   mha_npy_convert(&header, 0, tensor->n_elements, tensor->data, MHA_NPY_FLOATS, target);
+}
+
+void mha_tensor_convert(const mha_raw_tensor *tensor, float *target) {
+  if (tensor->element == MHA_RAW_BF16)
+    convert_bfloat16(tensor, target);
+  else if (tensor->element == MHA_RAW_Q8_0 || tensor->element == MHA_RAW_Q4_0)
+    convert_blocks(tensor, target);
+  else
+    convert_numbers(tensor, target);
 }

@@ -1,4 +1,4 @@
-/* The tensors of a safetensors file or of a folder of .npy files, as they lie there. */
+/* The tensors of a safetensors or GGUF file, or of a folder of .npy files, as they lie there. */
 #ifndef MHA_SRC_FILES_TENSORS_H
 #define MHA_SRC_FILES_TENSORS_H
 
@@ -13,13 +13,15 @@ typedef enum mha_raw_type {
   MHA_RAW_F64,
   MHA_RAW_F16,
   MHA_RAW_BF16,
+  MHA_RAW_Q8_0, /* in GGUF alone: little-endian, rows of whole blocks */
+  MHA_RAW_Q4_0,
   MHA_RAW_OTHER
 } mha_raw_type;
 
 /* One tensor. Nothing of it is owned. */
 typedef struct mha_raw_tensor {
   const char *name; /* UTF-8, zero-terminated, without control characters */
-  const char *type; /* as the file spells it, such as "F32", "I64" or "<f4"; for messages */
+  const char *type; /* as the file spells it, such as "F32", "Q6_K" or "<f4"; for messages */
   mha_raw_type element;
   bool big_endian;
   bool column_major;
@@ -35,18 +37,20 @@ typedef struct mha_raw_tensors {
   int64_t n;
   mha_raw_tensor *items;
   bool is_folder;
+  mha_model_info model; /* what the file says of it; all zero = nothing */
+  bool rope_is_scaled;  /* ... and that its rotary positions do not follow from the base alone */
   struct mha_tensor_store *store; /* what stands behind: maps, names, parsed headers */
 } mha_raw_tensors;
 
-/* Opens and checks the whole of a safetensors file or a folder of .npy files (its other files, and
- * those that begin with a dot, are not looked at). A .npy file that is sound, but of a type or rank
- * that npy.h does not load, is an entry of that type without shape and numbers. The files are
- * mapped, or read into memory of `allocator` (NULL = the C library). On failure `tensors` is all
- * zero. */
+/* Opens and checks the whole of a safetensors or GGUF file, told apart by their first bytes, or of
+ * a folder of .npy files (its other files, and those that begin with a dot, are not looked at). A
+ * .npy file that is sound, but of a type or rank that npy.h does not load, is an entry of that type
+ * without shape and numbers. The files are mapped, or read into memory of `allocator` (NULL = the C
+ * library). On failure `tensors` is all zero. */
 mha_status mha_tensors_open(const char *path, bool read_into_memory, const mha_allocator *allocator,
                             mha_raw_tensors *tensors, mha_error *error);
 
-/* The same of the bytes of a safetensors file that are in memory and stay there; `name` is for
+/* The same of the bytes of a file that are in memory and stay there; `name` is for
  * messages. */
 mha_status mha_tensors_open_bytes(const char *name, const void *bytes, size_t n_bytes,
                                   const mha_allocator *allocator, mha_raw_tensors *tensors,
@@ -58,6 +62,10 @@ void mha_tensors_close(mha_raw_tensors *tensors);
 /* Whether the numbers can be used where they lie: float32 in this machine's byte order, row-major,
  * aligned as a float is. */
 bool mha_tensor_is_usable(const mha_raw_tensor *tensor);
+
+/* The mha_element as which the numbers can be used where they lie, of any type that is one; -1 =
+ * they have to be converted. */
+int32_t mha_tensor_element(const mha_raw_tensor *tensor);
 
 /* Converts all elements (of a type that is not OTHER) to row-major float32 at `target`
  * [n_elements]; what is too large becomes infinite, NaN stays NaN. */

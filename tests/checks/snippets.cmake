@@ -1,35 +1,22 @@
 # The C programs in README.md and docs/: every ```c block that begins with #include <mha.h> compiles
 # without a warning. One with `int main(void)` also runs, and has to end with 0; a main that takes
-# arguments is only linked. One with OpenMP's pragmas compiles with -fopenmp alone, and is parallel.
+# arguments is only linked. One with OpenMP's pragmas compiles with -fopenmp alone, and is parallel; one
+# that includes cblas.h is linked with the CBLAS too.
 include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/blocks.cmake)
 
-set(fence "```")
-set(start "\n${fence}c\n#include <mha.h>\n")
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
-
-# next_block(): takes the first complete block out of `text` into `block`, "" if there is none, and
-# counts it. By positions, since code is full of what CMake takes for lists.
-macro(next_block)
-  set(block "")
-  string(FIND "${text}" "${start}" at)
-  if(NOT at EQUAL -1)
-    math(EXPR at "${at} + 5")
-    string(SUBSTRING "${text}" ${at} -1 text)
-    string(FIND "${text}" "\n${fence}\n" end)
-    if(end EQUAL -1)
-      fail("${document}: a block of C has no end")
-    endif()
-    string(SUBSTRING "${text}" 0 ${end} block)
-    string(SUBSTRING "${text}" ${end} -1 text)
-    math(EXPR n "${n} + 1")
-  endif()
-endmacro()
 
 # check_block(<name>): compiles ${WORK}/<name>.c, and what else its main asks for.
 function(check_block name)
   set(compile ${C_COMPILER} -std=c11 -pedantic-errors -Wall -Wextra -Wshadow -Wconversion -Werror
               -pthread -I${SOURCE}/include ${WORK}/${name}.c)
+  set(libraries ${SHARED} -lm)
+  if(block MATCHES "#include <cblas.h>")
+    list(APPEND compile ${BLAS_OPTIONS} -I${BLAS_INCLUDE_DIR})
+    list(APPEND libraries ${BLAS_LIBRARIES})
+  endif()
   if(block MATCHES "#pragma omp")
     run_failing("to be compiled with -fopenmp" ${compile} -fsyntax-only -Wno-unknown-pragmas)
     list(APPEND compile -fopenmp)
@@ -45,7 +32,7 @@ function(check_block name)
     run(ignored ${compile} -c -o ${WORK}/${name}.o)
   else()
     get_filename_component(folder ${SHARED} DIRECTORY)
-    run(ignored ${compile} -O1 -o ${WORK}/${name} ${SHARED} -lm)
+    run(ignored ${compile} -O1 -o ${WORK}/${name} ${libraries})
     if(block MATCHES "\nint main\\(void\\)")
       run(ignored ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${folder} ${WORK}/${name})
     endif()

@@ -107,13 +107,9 @@ static void inspect_refuses_bad_files(void **state) {
   }
   assert_int_equal(unlink("bad.safetensors"), 0);
   test_put_file("model", "GGUF\3\0\0\0\254\0\0\0\0\0\0\0", 16);
-  RUN_BADLY(1,
-            "model seems to be a GGUF model; rule: weights are a safetensors file or a folder of",
-            "inspect", "model");
-  RUN_BADLY(1,
-            "model seems to be a GGUF model; rule: weights are a safetensors file or a folder of",
-            "run", "--weights", "model", "--heads", "2", "--input", "q.npy", "--output", "y.npy");
-  RUN_BADLY(1, "model seems to be a GGUF model; rule: an array is a .npy file", "run", "--weights",
+  RUN_BADLY(1, "model has a tensor count of 172, but 0 bytes follow at byte 8; rule: ", "inspect",
+            "model");
+  RUN_BADLY(1, "model seems to be a GGUF file; rule: an array is a .npy file", "run", "--weights",
             article, "--heads", "2", "--input", "model", "--output", "y.npy");
   test_put_file("model", "\x9a\x99\x99\x3e\xcd\xcc\x4c\x3e\x01", 9);
   RUN_BADLY(1, "model seems to be a file of another kind; rule: weights are", "inspect", "model");
@@ -359,11 +355,13 @@ static const struct {
 } data_rows[] = {
     {"absent.npy does not exist",
      {"run", "--weights", "absent.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"junk.txt seems to be text; rule: weights are a safetensors file or a folder of .npy files",
+    {"junk.txt seems to be text; rule: weights are a safetensors or GGUF file, or a folder of .npy "
+     "files",
      {"run", "--weights", "junk.txt", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
     {"absent does not exist",
      {"run", "--weights", "absent", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
-    {"q.npy seems to be a NumPy array (.npy); rule: weights are a safetensors file or a folder of",
+    {"q.npy seems to be a NumPy array (.npy); rule: weights are a safetensors or GGUF file, or a "
+     "folder of",
      {"run", "--weights", "q.npy", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},
     {"w: a.W_K has shape (6, 10)",
      {"run", "--weights", "w", "--heads", "2", "--input", "q.npy", "--output", "y.npy"}},

@@ -16,7 +16,7 @@ static const struct {
   size_t n;
   const char *bytes;
 } rows[] = {
-    {"a GGUF model", 12, "GGUF\3\0\0\0\254\0\0\0"},
+    {"a GGUF file", 12, "GGUF\3\0\0\0\254\0\0\0"},
     {"a GGML model", 8, "lmgg\1\0\0\0"},
     {"a GGML model", 8, "tjgg\1\0\0\0"},
     {"an HDF5 file, such as Keras writes (.h5)", 8, "\x89HDF\r\n\x1a\n"},

@@ -270,7 +270,8 @@ static void nothing_is_told_with_what_is_there(void **state) {
       {"a.W_Q a.W_K a.W_V a.W_O", "a.b.", MHA_ERROR_WEIGHTS, "under the prefix \"a.b.\""},
       {"q_norm.weight k_norm.weight sinks", NULL, MHA_ERROR_WEIGHTS,
        "but k_norm.weight, q_norm.weight, sinks; rule: the name of its query matrix ends with "
-       "in_proj_weight, q_proj_weight, q_proj.weight, query.weight, c_attn.weight or W_Q"},
+       "in_proj_weight, q_proj_weight, q_proj.weight, query.weight, c_attn.weight, "
+       "attn_q.weight, attn_qkv.weight or W_Q"},
       {"output.dense.weight c_proj.weight", NULL, MHA_ERROR_WEIGHTS, "m holds no layer"},
   };
   (void)state;

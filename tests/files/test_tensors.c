@@ -249,13 +249,14 @@ static void bad_paths_are_refused(void **state) {
   test_put_file("files/empty", "", 0);
   test_put_file("files/short", "\2\0\0\0\0\0\0", 7);
   assert_int_equal(mkfifo("files/fifo", 0600), 0);
-  check_refused("absent", MHA_ERROR_IO, "absent does not exist; rule: weights are a safetensors");
+  check_refused("absent", MHA_ERROR_IO,
+                "absent does not exist; rule: weights are a safetensors or GGUF");
   check_refused("", MHA_ERROR_IO, "does not exist; rule: ");
   check_refused("files/empty/x", MHA_ERROR_IO, "files/empty/x cannot be examined: ");
   check_refused("files/fifo", MHA_ERROR_IO, "files/fifo is neither a folder nor a regular file");
   check_refused("/dev/null", MHA_ERROR_IO, "/dev/null is neither a folder nor a regular file");
   check_refused("files/empty", MHA_ERROR_FORMAT,
-                "files/empty is empty; rule: weights are a safetensors file or a folder");
+                "files/empty is empty; rule: weights are a safetensors or GGUF file, or a folder");
   check_refused("files/short", MHA_ERROR_FORMAT, "files/short: the file holds 7 bytes");
   mha_mapping mapping;
   mha_error error;
@@ -297,8 +298,9 @@ static void folders_are_listed(void **state) {
   mha_raw_tensors tensors;
   (void)state;
   test_put_file("files/model.safetensors", "text", 4);
-  check_refused("files", MHA_ERROR_FORMAT,
-                "files is a folder without .npy files; rule: weights are a safetensors file");
+  check_refused(
+      "files", MHA_ERROR_FORMAT,
+      "files is a folder without .npy files; rule: weights are a safetensors or GGUF file");
   put_npy("files/a.npy", "'<f4'", false, "(2, 3)", six, sizeof six);
   put_npy("files/\xC3\xA9.npy", "'<i4'", false, "(6,)", six, sizeof six);
   put_npy("files/a.b.npy", "'|b1'", false, "(2,)", "\1", 2);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/npy and corpus/safetensors: good_... is accepted by the reader, bad_... refused.
+"""Writes corpus/npy, corpus/safetensors and corpus/gguf: good_... is accepted by the reader, bad_... refused.
 
     tests/fuzz/make_corpus.py
 """
@@ -218,6 +218,146 @@ SAFETENSORS = {
     "bad_overlap": safetensors({"a": tensor([2]), "b": tensor([1], 4)}, bytes(8)),
 }
 
+# ---- GGUF ----
+
+FORMS = ["<B", "<b", "<H", "<h", "<I", "<i", "<f", "<B", None, None, "<Q", "<q", "<d"]
+U32, F32_VALUE, STRING, ARRAY = 4, 6, 8, 9
+BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 8: (32, 34), 14: (256, 210), 28: (1, 8), 30: (1, 2)}
+
+
+def text(string):
+    string = string.encode() if isinstance(string, str) else string
+    return struct.pack("<Q", len(string)) + string
+
+
+def value(kind, content):
+    if kind == STRING:
+        return text(content)
+    if kind == ARRAY:
+        element, items = content
+        return struct.pack("<IQ", element, len(items)) + b"".join(value(element, item) for item in items)
+    return struct.pack(FORMS[kind], content)
+
+
+def pair(key, kind, content):
+    return text(key) + struct.pack("<I", kind) + value(kind, content)
+
+
+def described(name, shape, kind, offset):
+    """Of a shape in the order of the other formats, the fastest dimension last."""
+    dimensions = b"".join(struct.pack("<Q", extent) for extent in reversed(shape))
+    return text(name) + struct.pack("<I", len(shape)) + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def raw_gguf(tensors=(), pairs=(), data=b"", version=3, n_tensors=None, n_pairs=None, alignment=32):
+    counts = (len(tensors) if n_tensors is None else n_tensors, len(pairs) if n_pairs is None else n_pairs)
+    head = b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(pairs) + b"".join(tensors)
+    return head + bytes(-len(head) % alignment) + data if data else head
+
+
+def gguf(tensors, pairs=(), alignment=32, **others):
+    """Tensors (name, shape, type) one behind the other, and zeros behind them."""
+    described_ones, at = [], 0
+    for name, shape, kind in tensors:
+        block, size = BLOCKS[kind]
+        described_ones.append(described(name, shape, kind, at))
+        for extent in shape:
+            size *= extent
+        at += -(-size // block // alignment) * alignment
+    return raw_gguf(described_ones, pairs, bytes(at), alignment=alignment, **others)
+
+
+def model(architecture="llama", heads=2, kv_heads=1, size=16):
+    return [
+        pair("general.architecture", STRING, architecture),
+        pair(architecture + ".attention.head_count", U32, heads),
+        pair(architecture + ".attention.head_count_kv", ARRAY, (U32, [kv_heads] * 2)),
+        pair(architecture + ".attention.key_length", U32, size),
+        pair(architecture + ".rope.freq_base", F32_VALUE, 5e5),
+        pair(architecture + ".attention.layer_norm_rms_epsilon", F32_VALUE, 1e-6),
+    ]
+
+
+def block(prefix, kind, width=32, q=32, k=16):
+    shapes = {"attn_q": [q, width], "attn_k": [k, width], "attn_v": [k, width], "attn_output": [width, q]}
+    return [(prefix + name + ".weight", shape, kind) for name, shape in shapes.items()]
+
+
+def one_tensor(shape=(1,), kind=0, offset=0, data=bytes(32), name="w"):
+    return raw_gguf([described(name, shape, kind, offset)], (), data)
+
+
+GGUF = {
+    "good_nothing_in_it": raw_gguf(),
+    "good_llama_q8_0": gguf(block("blk.0.", 8), model()),
+    "good_llama_q4_0": gguf(block("blk.0.", 2) + block("blk.1.", 8), model()),
+    "good_llama_16_bits": gguf(block("blk.0.", 1) + block("blk.1.", 30), model()),
+    "good_norms_and_sinks": gguf(
+        block("blk.0.", 30)
+        + [("blk.0." + n, [e], 0) for n, e in (("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16),
+                                               ("attn_sinks.weight", 2), ("attn_norm.weight", 32))],
+        model("qwen3"),
+    ),
+    "good_packed": gguf(
+        [("blk.0.attn_qkv.weight", [96, 32], 1), ("blk.0.attn_qkv.bias", [96], 0),
+         ("blk.0.attn_output.weight", [32, 32], 1)],
+        model("gpt2", 2, 2),
+    ),
+    "good_columns_of_blocks": gguf(
+        [("c_attn.weight", [2, 96], 8), ("c_proj.weight", [32, 32], 2)], model("x", 1, 1, 32)
+    ),
+    "good_columns_within_blocks": gguf(
+        [("c_attn.weight", [2, 96], 8), ("c_proj.weight", [32, 32], 8)], model("x", 2, 2)
+    ),
+    "good_other_types": gguf([("a", [256], 14), ("b", [3], 28), ("c", [2, 2], 0), ("d", [], 0)]),
+    "good_unknown_type": one_tensor(kind=99),
+    "good_own_frequencies": gguf(block("blk.0.", 8) + [("rope_freqs.weight", [8], 0)], model()),
+    "good_alignment": gguf(block("blk.0.", 8), [pair("general.alignment", U32, 8)], alignment=8),
+    "good_version_2": gguf(block("blk.0.", 8), model(), version=2),
+    "good_all_values": raw_gguf(
+        pairs=[pair("v", k, 1 if k != STRING else "s") for k in range(13) if k != ARRAY]
+        + [pair("a", ARRAY, (k, [1, 2] if k != STRING else ["s", ""])) for k in range(13) if k != ARRAY]
+        + [pair("n", ARRAY, (ARRAY, [(U32, [1]), (STRING, ["s"]), (ARRAY, [(0, [])])]))],
+    ),
+    "bad_nothing": b"",
+    "bad_magic": b"GGUX" + raw_gguf()[4:],
+    "bad_version_1": raw_gguf(version=1),
+    "bad_big_endian": raw_gguf(version=3 << 24),
+    "bad_tensor_count": raw_gguf(n_tensors=2**64 - 1),
+    "bad_pair_count": raw_gguf(n_pairs=2**63),
+    "bad_counts_of_nothing": raw_gguf(n_tensors=1, n_pairs=1),
+    "bad_key_length": raw_gguf(pairs=[struct.pack("<Q", 2**64 - 1) + bytes(8)]),
+    "bad_value_type": raw_gguf(pairs=[text("a") + struct.pack("<IQ", 13, 0)]),
+    "bad_array_count": raw_gguf(pairs=[text("a") + struct.pack("<IIQ", ARRAY, 10, 2**61)]),
+    "bad_array_depth": raw_gguf(pairs=[text("a") + struct.pack("<I", ARRAY) + struct.pack("<IQ", ARRAY, 1) * 99]),
+    "bad_alignment_0": raw_gguf(pairs=[pair("general.alignment", U32, 0)]),
+    "bad_alignment_24": raw_gguf(pairs=[pair("general.alignment", U32, 24)]),
+    "bad_alignment_type": raw_gguf(pairs=[pair("general.alignment", 10, 32)]),
+    "bad_alignment_twice": raw_gguf(pairs=[pair("general.alignment", U32, 32)] * 2),
+    "bad_architecture_type": raw_gguf(pairs=[pair("general.architecture", U32, 1)]),
+    "bad_architecture_control": raw_gguf(pairs=[pair("general.architecture", STRING, "\x1b")]),
+    "bad_head_count_negative": raw_gguf(pairs=model()[:1] + [pair("llama.attention.head_count", 5, -1)]),
+    "bad_head_count_twice": raw_gguf(pairs=model()[:2] + model()[1:2]),
+    "bad_base_nan": raw_gguf(pairs=model()[:1] + [pair("llama.rope.freq_base", 12, float("nan"))]),
+    "bad_name_control": one_tensor(name="a\n"),
+    "bad_name_zero": one_tensor(name="a\0b"),
+    "bad_name_not_utf8": one_tensor(name=b"\xff"),
+    "bad_name_twice": raw_gguf([described("a", [1], 0, 0), described("a", [1], 0, 32)], (), bytes(64)),
+    "bad_rank9": one_tensor([1] * 9),
+    "bad_dimension": one_tensor([2**63]),
+    "bad_shape_overflow": one_tensor([2**32, 2**31]),
+    "bad_shape_overflow_of_0": one_tensor([2**40, 2**40, 0]),
+    "bad_size_overflow": one_tensor([2**61], 28),
+    "bad_row_of_blocks": one_tensor([32, 33], 8, data=bytes(2048)),
+    "bad_offset_unaligned": one_tensor(offset=4),
+    "bad_offset_far": one_tensor(offset=2**64 - 32),
+    "bad_end_beyond": one_tensor([9]),
+    "bad_overlap": raw_gguf([described("a", [9], 0, 0), described("b", [1], 0, 32)], (), bytes(64)),
+    "bad_unknown_without_room": one_tensor(kind=99, offset=32),
+    "bad_cut": gguf(block("blk.0.", 8), model())[:-1089],
+}
+
 if __name__ == "__main__":
+    write("gguf", GGUF)
     write("npy", NPY)
     write("safetensors", SAFETENSORS)

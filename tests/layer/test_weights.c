@@ -346,7 +346,7 @@ static void unknown_element_types(void **state) {
   for (int k = 0; k < 4; k++) {
     mha_weights *weights = NULL;
     mha_error error;
-    *elements[k] = k % 2 ? -1 : 1;
+    *elements[k] = k % 2 ? -1 : MHA_Q4_0 + 1;
     test_expect(mha_weights_create(&fixture.config, &fixture.matrices, &weights, &error),
                 MHA_ERROR_UNSUPPORTED, &error);
     assert_non_null(strstr(error.message, names[k]));
