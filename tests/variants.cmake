@@ -68,17 +68,18 @@ endfunction()
 
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits attention/attend attention/few layer/forward layer/rope layer/types
-        api/faults api/fixed_answers api/properties)
+        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored
+        layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties)
   mha_test_again(${path} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
 set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_limits_tiny rope_tiny
-                     types_tiny process_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
+                     types_tiny stored_tiny cache_types_tiny process_tiny
+                     PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits attention/attend attention/few layer/forward layer/types
-        api/properties api/engines)
+        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored
+        layer/forward layer/types api/properties api/engines)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
@@ -86,16 +87,18 @@ endforeach()
 if(has_xsmm)
   foreach(path IN ITEMS
           runtime/threads runtime/allocation_failure cache/generation
-          cache/generation_bits cache/generation_limits attention/attend attention/few
-          attention/merge layer/forward layer/norm layer/rope layer/types api/faults api/fixed_answers
-          api/properties api/article files/real)
+          cache/generation_bits cache/generation_limits cache/cache_types attention/attend
+          attention/few attention/stored attention/merge layer/forward layer/norm layer/rope
+          layer/types api/faults api/fixed_answers api/properties api/article files/real)
     mha_test_again(${path} mha_xsmm)
   endforeach()
-  set_tests_properties(types_xsmm PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # kernels for each layer
+  # kernels are generated for each layer
+  set_tests_properties(types_xsmm stored_xsmm cache_types_xsmm
+                       PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
   foreach(path IN ITEMS
           runtime/threads cache/generation cache/generation_bits cache/generation_limits
-          attention/attend layer/forward layer/rope layer/types api/faults api/fixed_answers
-          api/properties)
+          cache/cache_types attention/attend attention/stored layer/forward layer/rope layer/types
+          api/faults api/fixed_answers api/properties)
     mha_test_again(${path} mha_xsmm_tiny)
     get_filename_component(name ${path} NAME)
     set_tests_properties(${name}_xsmm_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)

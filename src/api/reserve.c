@@ -49,9 +49,9 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
   s->d = weights ? weights->config.head_size : shape.head_size ? shape.head_size : s->dv;
   s->packed = shape.packed != 0;
   s->windowed = true; /* the more parts */
-  s->stored = shape.cached && shape.cache_type != MHA_F32;
+  s->stored = (shape.cached || !weights) && shape.cache_type != MHA_F32;
   /* a call may bring more rows of its own than queries */
-  size->key_rows = s->stored ? s->Lq : shape.cached ? mha_gathered_rows(s->B, INT64_MAX) : s->span;
+  size->key_rows = !shape.cached ? s->span : s->stored ? s->Lq : mha_gathered_rows(s->B, INT64_MAX);
   size->new_rows = shape.cached ? s->Lq : s->span;
   return MHA_OK;
 }

@@ -64,6 +64,7 @@ mha_cache_options generation_cache_options(void) {
   o.value_head_size = c->dv;
   o.window = plan->window;
   o.rollback = plan->rollback;
+  o.type = (int32_t)plan->type;
   o.allocator = &run.f.allocator.mha;
   return o;
 }
@@ -111,6 +112,16 @@ float *generation_cache_numbers(bool values, int64_t *per_entry, int64_t *width)
   *per_entry = t->batch_stride;
   *width = t->row_stride;
   return (float *)(uintptr_t)t->data;
+}
+
+unsigned char *generation_cached_row(bool values, int64_t b, int64_t token) {
+  mha_tensor k, v;
+  test_expect(mha_cache_view(run.cache, &k, &v, NULL), MHA_OK, NULL);
+  const mha_tensor *t = values ? &v : &k;
+  const int64_t row = run.plan.window ? token % run.plan.capacity : token;
+  assert_int_equal(t->element, run.plan.type);
+  return test_stored_at((unsigned char *)(uintptr_t)t->data, run.plan.type,
+                        run.entries[b] * t->batch_stride + row * t->row_stride);
 }
 
 void generation_renew_problem(void) {
@@ -342,6 +353,69 @@ static void drop_columns(const generation_step *s, oracle_result *result) {
   }
 }
 
+/* The most that rounding number `at` of a row to the cache's type changes it. */
+static double half_a_step(const double *row, int64_t at) {
+  const int64_t block = test_block_of(run.plan.type), first = at / block * block;
+  double largest = 0;
+  if (run.plan.type == MHA_F16)
+    return 0x1p-11 * fabs(row[at]) + 0x1p-25;
+  if (run.plan.type == MHA_BF16)
+    return 0x1p-8 * fabs(row[at]);
+  for (int64_t k = first; k < first + block; k++)
+    largest = fmax(largest, fabs(row[k]));
+  /* the scale is rounded to 11 bits, by which 127 steps may miss 127 */
+  return largest / 127.0 * (0.5 + 127.0 * 0x1p-11) * (1.0 + 0x1p-10) + 0x1p-25;
+}
+
+/* Keys or values as the cache holds them, [B][columns][width]: the projections, rounded. Tokens
+ * that a ring has dropped are 0. */
+static double *cached_rows(const generation_step *s, bool values, const oracle_numbers *projected) {
+  const test_case *c = &run.f.c;
+  const int64_t width = c->G * (values ? c->dv : c->d);
+  float *row = test_allocate((size_t)width, sizeof *row);
+  double *rows = test_allocate((size_t)(c->B * s->columns * width), sizeof *rows);
+  for (int64_t b = 0; b < c->B; b++) {
+    const int64_t first = run.plan.window ? at_least(run.highest[b] - run.plan.capacity, 0) : 0;
+    for (int64_t t = first; t < s->after[b]; t++) {
+      const int64_t at = (b * s->columns + t) * width;
+      test_expect(mha_element_convert((int32_t)run.plan.type, generation_cached_row(values, b, t),
+                                      MHA_F32, row, width, NULL),
+                  MHA_OK, NULL);
+      for (int64_t j = 0; j < width; j++) {
+        test_near(values ? "cached value" : "cached key", (double)row[j], projected->value[at + j],
+                  projected->bound[at + j] + half_a_step(projected->value + at, j));
+        rows[at + j] = (double)row[j];
+      }
+    }
+  }
+  free(row);
+  return rows;
+}
+
+/* The same call with the keys and values that the cache holds, of which nothing is projected, and
+ * with the queries that were. */
+static void attend_to_cached_rows(const generation_step *s, const oracle_problem *problem,
+                                  oracle_result *result) {
+  const test_case *c = &run.f.c;
+  oracle_problem p = *problem;
+  oracle_result attended;
+  double *key = cached_rows(s, false, &result->k), *value = cached_rows(s, true, &result->v);
+  p.wq = p.wk = p.wv = (oracle_matrix){.numbers = NULL};
+  p.norm = ORACLE_NORM_NONE;
+  p.rope = ORACLE_ROPE_NONE;
+  p.Eq = c->H * c->d;
+  p.Ek = c->G * c->d;
+  p.Ev = c->G * c->dv;
+  p.query = result->q.value;
+  p.key = key;
+  p.value = value;
+  oracle_solve(&p, &attended);
+  oracle_free(result);
+  *result = attended;
+  free(key);
+  free(value);
+}
+
 /* The call as a problem of its own: all tokens so far as keys, the call's rows as queries. */
 static void ask_step(const generation_step *s, oracle_result *result) {
   const test_case *c = &run.f.c;
@@ -370,6 +444,8 @@ static void ask_step(const generation_step *s, oracle_result *result) {
   p.query_lengths = s->live;
   p.key_lengths = s->after;
   oracle_solve(&p, result);
+  if (run.plan.type != MHA_F32)
+    attend_to_cached_rows(s, &p, result);
   drop_columns(s, result);
   free(bias);
   free(residual);
@@ -472,7 +548,7 @@ void generation_finish(generation_schedule schedule) {
 void generation_compare_with_whole(void) {
   oracle_result whole;
   const test_case *c = &run.f.c;
-  if (!c->causal || c->accumulate)
+  if (!c->causal || c->accumulate || run.plan.type != MHA_F32)
     return;
   test_ask_oracle(&run.f, &whole);
   test_compare("output of all calls", (test_shape){{1, c->B, c->Lq, c->Eo}}, run.outputs,

@@ -24,6 +24,9 @@ typedef struct generation_plan {
   int64_t window, rollback;
   int64_t entries; /* of the cache; 0 = B. With more, batch entries use them from behind */
   int64_t gap;     /* between rows of inputs and outputs */
+  /* Of the cache. Where it is not float32, the judge attends to what the cache holds, which has to
+   * be the projections rounded once. */
+  mha_element type;
 } generation_plan;
 
 /* A small layer for self attention, causal, with 21 tokens in each of two entries. */
@@ -63,6 +66,8 @@ float *generation_close_for_outputs(void);
 mha_cache_options generation_cache_options(void);
 /* The numbers of the cache, to be spoiled or compared. */
 float *generation_cache_numbers(bool values, int64_t *per_entry, int64_t *width);
+/* Where the row of a token of batch entry b begins, in a cache of any type. */
+unsigned char *generation_cached_row(bool values, int64_t b, int64_t token);
 
 /* After a change to the fixture's inputs: the judge looks at what is there now. */
 void generation_renew_problem(void);
@@ -128,7 +133,7 @@ typedef enum generation_schedule {
 
 /* Every token that the entries do not have yet. */
 void generation_finish(generation_schedule schedule);
-/* Under a causal mask all calls together are the uncached call. */
+/* Under a causal mask, with a float32 cache, all calls together are the uncached call. */
 void generation_compare_with_whole(void);
 /* Opens, finishes, compares and closes. */
 void generation_try(const generation_plan *plan, generation_schedule schedule);
