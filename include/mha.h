@@ -805,7 +805,7 @@ typedef struct mha_shape {
  * @param shape   Not NULL.
  * @param bytes   receives the answer. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, OVERFLOW.
+ * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, VALUE (an element type), OVERFLOW.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context,
                                                       const mha_weights *weights,
@@ -984,7 +984,8 @@ typedef struct mha_cache mha_cache;
  * @param cache   receives it; free it with mha_cache_destroy. NULL on failure. Not NULL.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL, STRUCT_SIZE, SIZE (also one that is not the layer's), VALUE (a rollback without a
- * window), LENGTH (a ring whose capacity holds no window, rollback and token), OVERFLOW, MEMORY.
+ * window), UNSUPPORTED (an element type), LENGTH (a ring whose capacity holds no window, rollback
+ * and token), OVERFLOW, MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_create(const mha_cache_options *options,
                                                    mha_cache **cache, mha_error *error);

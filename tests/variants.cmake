@@ -89,7 +89,7 @@ if(has_xsmm)
           runtime/threads runtime/allocation_failure cache/generation
           cache/generation_bits cache/generation_limits cache/cache_types attention/attend
           attention/few attention/stored attention/merge layer/forward layer/norm layer/rope
-          layer/types api/faults api/fixed_answers api/properties api/article files/real)
+          layer/types layer/convert api/faults api/fixed_answers api/properties api/article files/real)
     mha_test_again(${path} mha_xsmm)
   endforeach()
   # kernels are generated for each layer

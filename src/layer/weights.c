@@ -54,14 +54,14 @@ static int64_t matrix_columns(const matrix_entry *e, int32_t orientation) {
 static mha_status check_blocks(const matrix_entry *e, int64_t columns, mha_error *error) {
   const int64_t block = mha_element_block(e->element);
   const int64_t kept = mha_element_block(e->kept);
-  if (columns % kept != 0)
-    return mha_fail(error, MHA_ERROR_SIZE,
-                    "the %s matrix has rows of %lld numbers; rule: whole blocks of %s, %lld",
-                    e->name, (long long)columns, mha_element_name(e->kept), (long long)kept);
   if (columns % block != 0)
     return mha_fail(error, MHA_ERROR_SIZE,
                     "matrices.%s has rows of %lld numbers; rule: whole blocks of %s, %lld", e->name,
                     (long long)columns, mha_element_name(e->element), (long long)block);
+  if (columns % kept != 0)
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "the %s matrix has rows of %lld numbers; rule: whole blocks of %s, %lld",
+                    e->name, (long long)columns, mha_element_name(e->kept), (long long)kept);
   if (e->ld % block != 0)
     return mha_fail(error, MHA_ERROR_STRIDE,
                     "matrices.%s_ld is %lld; rule: whole blocks of %s, %lld", e->name,
