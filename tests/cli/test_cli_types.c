@@ -219,6 +219,59 @@ static void convert_needs_no_epsilon(void **state) {
   assert_int_equal(unlink("norm.st") + unlink("out.st"), 0);
 }
 
+/* ---- GGUF files ------------------------------------------------------------------------------ */
+
+#define GGUF MHA_TEST_DATA_DIR "/gguf/"
+
+/* A file, converted or kept, beside the folder of the values that its own writer reads in it. Few
+ * rows and many take different ways through kept matrices. */
+static void gguf_files_give_what_their_values_give(void **state) {
+  static const struct {
+    const char *file, *folder, *prefix, *kv_heads;
+  } files[] = {{GGUF "gpt2_packed_f16.gguf", GGUF "gpt2_packed_f16", "blk.0.", "4"},
+               {GGUF "llama_q4_0.gguf", GGUF "llama_q4_0", "blk.0.", "1"},
+               {GGUF "llama_q8_0.gguf", GGUF "llama_q8_0", "blk.1.", "2"},
+               {GGUF "qwen2_bias_q8_0.gguf", GGUF "qwen2_bias_q8_0", "blk.0.", "2"},
+               {GGUF "qwen3_norms_bf16.gguf", GGUF "qwen3_norms_bf16", "blk.0.", "2"}};
+  enum { E = 64, FEW = 5, MANY = 12 };
+  static float x[MANY * E];
+  test_random random;
+  (void)state;
+  test_random_seed(&random, 23);
+  for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+    for (int64_t L = FEW; L <= MANY; L += MANY - FEW) {
+      const int64_t shape[] = {L, E};
+      test_note("%s, %d rows", files[i].file, (int)L);
+      PUT(&random, "gguf_x.npy", x, 2, L, E);
+      RUN_WELL("run", "--weights", files[i].folder, "--prefix", files[i].prefix, "--heads", "4",
+               "--kv-heads", files[i].kv_heads, "--norm-epsilon", "1e-6", "--causal", "--input",
+               "gguf_x.npy", "--output", "y.npy");
+      mha_npy_array expected = command_take("y.npy");
+      const float *values = expected.data;
+      float largest = 0;
+      for (int64_t k = 0; k < L * E; k++)
+        largest = fmaxf(largest, fabsf(values[k]));
+      assert_true(largest > 0.01F);
+      for (int kept = 0; kept < 2; kept++) {
+        RUN_WELL("run", "--weights", files[i].file, "--prefix", files[i].prefix, "--causal",
+                 "--input", "gguf_x.npy", "--output", "y.npy", kept ? "--keep-type" : NULL);
+        mha_npy_array got = command_take("y.npy");
+        command_check_shape(&got, 2, shape);
+        for (int64_t k = 0; k < L * E; k++)
+          test_near("output", (double)((const float *)got.data)[k], (double)values[k],
+                    1e-5 * (double)largest);
+        mha_npy_array_release(&got);
+      }
+      mha_npy_array_release(&expected);
+    }
+}
+
+static void a_gguf_type_that_is_not_computed(void **state) {
+  (void)state;
+  RUN_BADLY(1, "blk.0.attn_q.weight holds the type \"Q6_K\"", "run", "--weights",
+            GGUF "unsupported_q6_k.gguf", "--input", "gguf_x.npy", "--output", "y.npy");
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kept_types_give_the_same_numbers),
@@ -226,6 +279,8 @@ int main(void) {
       cmocka_unit_test(convert_writes_what_the_library_writes),
       cmocka_unit_test(run_takes_what_convert_writes),
       cmocka_unit_test(convert_needs_no_epsilon),
+      cmocka_unit_test(gguf_files_give_what_their_values_give),
+      cmocka_unit_test(a_gguf_type_that_is_not_computed),
   };
   return cmocka_run_group_tests(tests, command_enter_folder, command_leave_folder);
 }

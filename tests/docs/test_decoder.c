@@ -310,15 +310,6 @@ static void attention_of_a_safetensors_file(void **state) {
   check_file("F32");
 }
 
-/* False where the library says that it has no reader for such files. */
-static bool reads_gguf(const bytes *file) {
-  mha_file *opened = NULL;
-  mha_error error;
-  const mha_status status = mha_file_open_bytes(file->data, file->n, NULL, &opened, &error);
-  mha_file_destroy(opened);
-  return !status || !strstr(error.message, "seems to be a GGUF model");
-}
-
 static void attention_of_a_gguf_file(void **state) {
   (void)state;
   static const struct {
@@ -328,11 +319,6 @@ static void attention_of_a_gguf_file(void **state) {
   static bytes file;
   decoder m;
   open_with(&m, "F32", "F32");
-  put_gguf(&file, &m, MHA_F32, 0);
-  if (!reads_gguf(&file)) {
-    close_decoder(&m);
-    skip();
-  }
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     file.n = 0;
     put_gguf(&file, &m, cases[i].type, cases[i].gguf_type);
