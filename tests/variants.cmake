@@ -17,13 +17,21 @@ set(tiny_definitions MHA_QUERY_TILE=8 MHA_KEY_TILE=16 MHA_EDGE_TILE=8 MHA_PANEL_
 set(xsmm_definitions MHA_DEFAULT_ENGINE=MHA_ENGINE_XSMM MHA_ALWAYS_PACK=1)
 list(TRANSFORM MHA_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE variant_sources)
 list(FILTER variant_sources EXCLUDE REGEX "/engine/(without_)?xsmm[.]c$")
+# what takes long to compile and is the same in all of them
+list(FILTER variant_sources EXCLUDE REGEX "/engine/rows_[a-z0-9]+[.]c$")
+set(rows_sources ${PROJECT_SOURCE_DIR}/src/engine/rows_avx512.c
+                 ${PROJECT_SOURCE_DIR}/src/engine/rows_avx2.c
+                 ${PROJECT_SOURCE_DIR}/src/engine/rows_plain.c)
+add_library(mha_rows OBJECT ${rows_sources})
+target_include_directories(mha_rows PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+mha_compile_strictly(mha_rows)
 set(generator ${PROJECT_SOURCE_DIR}/src/engine/without_xsmm.c)
 if(has_xsmm)
   set(generator ${PROJECT_SOURCE_DIR}/src/engine/xsmm.c)
 endif()
 
 function(mha_variant name)
-  add_library(${name} STATIC ${variant_sources} ${ARGN})
+  add_library(${name} STATIC ${variant_sources} $<TARGET_OBJECTS:mha_rows> ${ARGN})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include
                              PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(${name} PUBLIC MHA_STATIC)
