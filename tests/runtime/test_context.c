@@ -371,7 +371,9 @@ static void compare_step(void *user, const mha_trace_step *step) {
                             step->strides[0],
                             step->strides[1],
                             0,
-                            0};
+                            0,
+                            MHA_F32,
+                            NULL};
     float *dense = test_gather(&view);
     test_compare(step->name, test_view_shape(&view), dense, known[i].numbers->value,
                  known[i].numbers->bound);
