@@ -541,6 +541,47 @@ static void calls_after_a_reserve_take_no_memory(void **state) {
         }
 }
 
+/* A call that cannot have its scratch stores nothing; given it, it goes on. */
+static void a_call_without_memory_stores_nothing(void **state) {
+  (void)state;
+  for (size_t type = 0; type < COUNT(types); type++)
+    for (int mode = MHA_CACHE_APPEND_ATTEND; mode <= MHA_CACHE_APPEND; mode++) {
+      generation_plan plan = plan_of(3, types[type]);
+      generation_step s = {.mode = (mha_cache_mode)mode, .queries = 12, .keys = 12};
+      unsigned char *before[2];
+      size_t bytes[2];
+      mha_error error;
+      generation_open(&plan);
+      generation_advance(2, NULL);
+      step_prepare(&s);
+      if (mode == MHA_CACHE_APPEND) {
+        s.args.results = NULL;
+        s.args.rules = NULL;
+      }
+      for (int values = 0; values < 2; values++) {
+        const unsigned char *numbers = all_numbers(values, &bytes[values]);
+        before[values] = test_allocate(bytes[values], 1);
+        memcpy(before[values], numbers, bytes[values]);
+      }
+      run.f.allocator.fail_at = run.f.allocator.calls + 1;
+      test_expect(mha_forward(run.context, run.weights, &s.args, &error), MHA_ERROR_MEMORY, &error);
+      for (int values = 0; values < 2; values++) {
+        assert_memory_equal(all_numbers(values, &bytes[values]), before[values], bytes[values]);
+        free(before[values]);
+      }
+      for (int64_t at = 0; at < 2 * 12 * run.f.c.Eo; at++)
+        assert_true(test_equal_bits(s.y[at], s.y_before[at]));
+      run.f.allocator.fail_at = 0;
+      test_expect(mha_forward(run.context, run.weights, &s.args, &error), MHA_OK, &error);
+      step_commit(&s);
+      if (mode == MHA_CACHE_APPEND_ATTEND)
+        step_judge(&s);
+      step_free(&s);
+      generation_advance(3, NULL);
+      generation_close();
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_mask_in_every_schedule),
@@ -559,6 +600,7 @@ int main(void) {
       cmocka_unit_test(a_copied_entry_diverges),
       cmocka_unit_test(a_reset_entry_is_a_new_one),
       cmocka_unit_test(calls_after_a_reserve_take_no_memory),
+      cmocka_unit_test(a_call_without_memory_stores_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

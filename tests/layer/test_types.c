@@ -391,6 +391,79 @@ static void every_worker_has_room(void **state) {
   }
 }
 
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static int64_t at_least_one(int64_t n) {
+  return n > 1 ? n : 1;
+}
+
+/* After a reserve for the largest shape no call up to it takes memory, few rows or many. */
+static void expect_no_memory(const test_case *largest) {
+  static test_allocator allocator;
+  mha_weights *weights = NULL;
+  mha_context *context = NULL;
+  mha_context_options options;
+  mha_shape shape;
+  mha_error error;
+  test_allocator_init(&allocator);
+  MHA_INIT(&options);
+  options.n_threads = largest->threads;
+  options.allocator = &allocator.mha;
+  MHA_INIT(&shape);
+  shape.packed = largest->packed;
+  shape.batch = largest->B;
+  shape.query_length = largest->Lq;
+  shape.key_length = largest->Lk;
+  test_expect(mha_context_create(&options, &context, &error), MHA_OK, &error);
+  for (int64_t L = 0; L <= largest->Lq; L += 1 + L / 3)
+    for (int64_t B = 1; B <= largest->B; B++) {
+      test_case c = *largest;
+      c.Lq = at_least_one(L);
+      c.Lk = at_least_one(largest->Lk - L);
+      c.B = B;
+      test_build(&f, &c);
+      f.config.allocator = NULL;
+      if (!weights) {
+        f.matrices.ownership = MHA_COPY;
+        test_expect(mha_weights_create(&f.config, &f.matrices, &weights, &error), MHA_OK, &error);
+        test_expect(mha_context_reserve(context, weights, &shape, &error), MHA_OK, &error);
+      }
+      const int64_t calls = allocator.calls;
+      test_poison_results(&f);
+      test_expect(mha_forward(context, weights, &f.args, &error), MHA_OK, &error);
+      if (allocator.calls != calls)
+        test_failed("the call took memory");
+      test_release(&f);
+    }
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+  test_allocator_check(&allocator);
+}
+
+static void calls_after_a_reserve_take_no_memory(void **state) {
+  const int64_t lengths[][2] = {{1, 9}, {8, 8}, {9, 60}, {60, 9}, {70, 70}};
+  (void)state;
+  for (int32_t type = 0; type < N_TYPES; type++)
+    for (size_t k = 0; k < COUNT(lengths); k++)
+      for (int packed = 0; packed < 2; packed++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+          const int32_t types[] = {type, MHA_F32, type, type};
+          test_case c = {.seed = k,
+                         .B = 3,
+                         .Lq = lengths[k][0],
+                         .Lk = lengths[k][1],
+                         .H = 4,
+                         .G = 2,
+                         .d = 32,
+                         .Eq = 160,
+                         .packed = packed,
+                         .out_in = k % 2,
+                         .threads = threads};
+          set_types(&c, types);
+          expect_no_memory(&c);
+        }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_type_of_every_matrix),
@@ -403,6 +476,7 @@ int main(void) {
       cmocka_unit_test(where_they_lie_changes_no_bit),
       cmocka_unit_test(other_entries_change_no_bit),
       cmocka_unit_test(every_worker_has_room),
+      cmocka_unit_test(calls_after_a_reserve_take_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

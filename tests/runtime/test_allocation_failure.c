@@ -137,22 +137,33 @@ static void creating_a_cache(void **state) {
   test_release(&fixture);
 }
 
-/* What calls of many kinds need: weights, averages, packed input, several threads. */
+/* What calls of many kinds need: weights, averages, packed input, several threads; from kind 16 on
+ * matrices, keys and values that are not float32. */
+enum { N_KINDS = 32 };
+
 static test_case kind_of_call(int kind) {
-  return (test_case){.seed = (uint64_t)kind,
-                     .core = kind & 1,
-                     .packed = (kind & 2) != 0,
-                     .B = 2,
-                     .Lq = 9,
-                     .Lk = 13,
-                     .H = 4,
-                     .G = 2,
-                     .d = 3,
-                     .biases = TEST_ALL,
-                     .accumulate = (kind & 5) == 4,
-                     .threads = 1 + kind / 8,
-                     .causal = true,
-                     .want = kind & 2 ? TEST_WANT_LSE : TEST_WANT_ALL};
+  test_case c = {.seed = (uint64_t)kind,
+                 .core = kind & 1,
+                 .packed = (kind & 2) != 0,
+                 .B = 2,
+                 .Lq = 9,
+                 .Lk = 13,
+                 .H = 4,
+                 .G = 2,
+                 .d = 3,
+                 .biases = TEST_ALL,
+                 .accumulate = (kind & 5) == 4,
+                 .threads = 1 + kind / 8 % 2,
+                 .causal = true,
+                 .want = kind & 2 ? TEST_WANT_LSE : TEST_WANT_ALL};
+  if (kind >= 16) {
+    c.d = 32;
+    c.query_type = MHA_Q4_0;
+    c.key_type = c.k_type = MHA_Q8_0;
+    c.value_type = c.v_type = MHA_F16;
+    c.output_type = MHA_BF16;
+  }
+  return c;
 }
 
 typedef struct parts {
@@ -181,7 +192,7 @@ static void destroy_parts(parts p) {
 /* In a context that has nothing yet; after the failure the same context gives the right answer. */
 static void calling(void **state) {
   (void)state;
-  for (int kind = 0; kind < 16; kind++) {
+  for (int kind = 0; kind < N_KINDS; kind++) {
     const test_case c = kind_of_call(kind);
     mha_status status = MHA_ERROR_MEMORY;
     oracle_result result;
@@ -288,7 +299,7 @@ static void growing(void **state) {
 
 static void reserving(void **state) {
   (void)state;
-  for (int kind = 0; kind < 16; kind++) {
+  for (int kind = 0; kind < N_KINDS; kind++) {
     const test_case c = kind_of_call(kind);
     mha_status status = MHA_ERROR_MEMORY;
     mha_shape shape;
@@ -301,6 +312,7 @@ static void reserving(void **state) {
     shape.key_length = c.Lk;
     shape.n_heads = c.H;
     shape.value_head_size = fixture.c.dv;
+    shape.cache_type = (int32_t)c.k_type;
     const parts p = make_parts();
     const int64_t live = fixture.allocator.live;
     while (status != MHA_OK && n < MOST) {
