@@ -17,7 +17,7 @@
 #define INLINE static inline __attribute__((always_inline)) LANES_CODE
 
 enum { LANES = 16, STEP = MHA_BLOCK, LONG_ROW = 512 };
-enum { FETCHED_AHEAD_BYTES = 512 };
+enum { FETCHED_AHEAD_BYTES = 2048 };
 
 typedef struct step {
   lanes low, high;
