@@ -794,7 +794,7 @@ typedef struct mha_shape {
   int64_t n_kv_heads;      /**< G, likewise; 0 = n_heads */
   int64_t head_size;       /**< d, likewise; 0 = value_head_size */
   int32_t cache_type;      /**< where `cached` is set: mha_element of the cache; in mha_attend of k
-                                and v */
+                                and v, if only one of them is MHA_F32 that of the other */
   int32_t reserved;        /**< 0 */
 } mha_shape;
 
@@ -1115,7 +1115,7 @@ typedef struct mha_forward_args {
 /**
  * One layer call, self or cross attention.
  *
- * With a cache the rows of key and value are appended to it, straight from their projections, and
+ * With a cache the rows of key and value are appended to it, projected and rounded to its type, and
  * the queries attend to all that the entry then holds. Lk, in masks and results, is the largest
  * length of the batch's entries after the call; columns are absolute key indices, and those that a
  * ring has dropped show −∞, or weight 0. off[b] is the entry's length before the call, whatever

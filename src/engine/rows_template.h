@@ -4,8 +4,9 @@
  * registers hold: LANES_X rows of X with LANES_CHAINS sums of a long row each, or with LANES_SHORT
  * short rows, or while LANES_SUMMED rows are added to them.
  *
- * All types are read in steps of 32 numbers, two lanes; those of types with blocks are still to be
- * multiplied with the block's scale.
+ * All types are read in steps of 32 numbers, two lanes. Those of types with blocks are multiplied
+ * with the block's scale first, which is exact: q·x alone may exceed float32 where scale·q·x does
+ * not, and scale·x likewise.
  *
  * A long row is multiplied alone, in LANES_CHAINS sums that do not wait for each other, and fetched
  * ahead, since memory is what limits it. Of short ones, heads of cached keys, several are
@@ -21,7 +22,6 @@ enum { FETCHED_AHEAD_BYTES = 2048 };
 
 typedef struct step {
   lanes low, high;
-  lanes scale; /* of types with blocks, in each lane */
 } step;
 
 INLINE int64_t step_bytes(int32_t element) {
@@ -40,12 +40,15 @@ INLINE void read_step(int32_t element, const unsigned char *at, step *s) {
     s->low = lanes_from_bfloat16(at);
     s->high = lanes_from_bfloat16(at + 2 * LANES);
   } else if (element == MHA_Q8_0) {
-    s->scale = lanes_scale(at);
     s->low = lanes_from_bytes(at + MHA_BLOCK_SCALE_BYTES);
     s->high = lanes_from_bytes(at + MHA_BLOCK_SCALE_BYTES + LANES);
   } else {
-    s->scale = lanes_scale(at);
     lanes_from_nibbles(at + MHA_BLOCK_SCALE_BYTES, &s->low, &s->high);
+  }
+  if (has_blocks(element)) {
+    const lanes scale = lanes_scale(at);
+    s->low = lanes_multiply(scale, s->low);
+    s->high = lanes_multiply(scale, s->high);
   }
 }
 
@@ -62,10 +65,6 @@ INLINE void widen_as(int32_t element, float *y, const unsigned char *x, int64_t 
   for (; j + STEP <= n; j += STEP, x += step_bytes(element)) {
     step s;
     read_step(element, x, &s);
-    if (has_blocks(element)) {
-      s.low = lanes_multiply(s.scale, s.low);
-      s.high = lanes_multiply(s.scale, s.high);
-    }
     lanes_store(y + j, s.low);
     lanes_store(y + j + LANES, s.high);
   }
@@ -87,13 +86,9 @@ LANES_CODE static void widen(float *y, const unsigned char *x, int32_t element, 
 /* ---- a stored row is a column of W ---- */
 
 /* sum += x·w for one step. */
-INLINE lanes add_step(int32_t element, lanes sum, const float *x, const step *s) {
-  const lanes low = lanes_load(x);
-  const lanes high = lanes_load(x + LANES);
-  if (has_blocks(element))
-    return lanes_multiply_add(s->scale,
-                              lanes_multiply_add(high, s->high, lanes_multiply(low, s->low)), sum);
-  return lanes_multiply_add(high, s->high, lanes_multiply_add(low, s->low, sum));
+INLINE lanes add_step(lanes sum, const float *x, const step *s) {
+  return lanes_multiply_add(lanes_load(x + LANES), s->high,
+                            lanes_multiply_add(lanes_load(x), s->low, sum));
 }
 
 /* The columns behind the last whole step: sum + Σ x·w. */
@@ -120,12 +115,12 @@ INLINE void dot_long(int32_t element, int nx, const mha_rows_product *p, int64_t
       __builtin_prefetch(w + FETCHED_AHEAD_BYTES);
       read_step(element, w, &s);
       for (int a = 0; a < nx; a++)
-        sums[a][k] = add_step(element, sums[a][k], x + a * p->x_stride + c + k * STEP, &s);
+        sums[a][k] = add_step(sums[a][k], x + a * p->x_stride + c + k * STEP, &s);
     }
   for (int64_t c = chained; c < whole; c += STEP, w += step_bytes(element)) {
     read_step(element, w, &s);
     for (int a = 0; a < nx; a++)
-      sums[a][0] = add_step(element, sums[a][0], x + a * p->x_stride + c, &s);
+      sums[a][0] = add_step(sums[a][0], x + a * p->x_stride + c, &s);
   }
   for (int a = 0; a < nx; a++) {
     for (int k = 1; k < LANES_CHAINS; k++)
@@ -151,7 +146,7 @@ INLINE void dots_short(int32_t element, int nw, int nx, const mha_rows_product *
       step s;
       read_step(element, w + b * p->w_row_bytes + c / STEP * step_bytes(element), &s);
       for (int a = 0; a < nx; a++)
-        sums[a][b] = add_step(element, sums[a][b], x + a * p->x_stride + c, &s);
+        sums[a][b] = add_step(sums[a][b], x + a * p->x_stride + c, &s);
     }
   for (int a = 0; a < nx; a++)
     for (int b = 0; b < nw; b++)
@@ -214,9 +209,7 @@ INLINE void sums_step(int32_t element, int nw, int nx, const mha_rows_product *p
     __builtin_prefetch(w + (b + LANES_SUMMED) * p->w_row_bytes); /* of the next rows */
     read_step(element, w + b * p->w_row_bytes, &s);
     for (int a = 0; a < nx; a++) {
-      lanes factor = lanes_broadcast(p->alpha * p->x[(r + a) * p->x_stride + j + b]);
-      if (has_blocks(element))
-        factor = lanes_multiply(factor, s.scale);
+      const lanes factor = lanes_broadcast(p->alpha * p->x[(r + a) * p->x_stride + j + b]);
       low[a] = lanes_multiply_add(factor, s.low, low[a]);
       high[a] = lanes_multiply_add(factor, s.high, high[a]);
     }

@@ -20,8 +20,8 @@ typedef struct mha_rows_product {
 } mha_rows_product;
 
 /* The kernels of an instruction set. Nothing beyond the arrays' ends is read. Each number of a
- * result is summed in the same order, whatever the counts of rows are, so only fused
- * multiplications may make a difference between instruction sets. */
+ * result is summed in the same order, whatever the counts of rows are. Between instruction sets
+ * fused multiplications make a difference, and in how many sums a long row of dots is taken. */
 typedef struct mha_row_kernels {
   const char *name;
   /* y[n] = the n numbers at x, which are whole blocks. */

@@ -778,6 +778,39 @@ static void the_same_bits_in_parts(void **state) {
           }
 }
 
+/* A block of one number: its scale, and all its bytes the same. */
+static void fill_block(int32_t element, unsigned char *block, uint16_t scale, unsigned char byte) {
+  memcpy(block, &scale, sizeof scale);
+  memset(block + 2, byte, element == MHA_Q8_0 ? BLOCK : BLOCK / 2);
+}
+
+/* Neither q·x nor scale·x of a block need be within float32 where scale·q·x is. */
+static void blocks_times_large_numbers(void **state) {
+  enum { LONG = 18 * BLOCK };
+  (void)state;
+  for (int which = 0; which < n_kernels; which++)
+    for (int32_t element = MHA_Q8_0; element <= MHA_Q4_0; element++)
+      for (int64_t columns = BLOCK; columns <= LONG; columns += LONG - BLOCK) {
+        const int64_t row_bytes = (int64_t)mha_element_bytes(element, columns);
+        unsigned char w[LONG / BLOCK * 34];
+        float x[LONG] = {[5] = 0x1p126F}, y[LONG] = {0.0F};
+        mha_rows_product p = {element, w, row_bytes, 1, columns, 1.0F, x, 1, columns, y, columns};
+        for (int64_t c = 0; c < columns; c += BLOCK) /* scale 2^-10, q = 127 or -8 */
+          fill_block(element, w + mha_element_bytes(element, c), 0x1400,
+                     element == MHA_Q8_0 ? 127 : 0);
+        all_kernels[which]->dots(&p);
+        assert_true(y[0] == 0x1p116F * (element == MHA_Q8_0 ? 127.0F : -8.0F));
+        for (int64_t c = 0; c < columns; c += BLOCK) /* scale 65504, q = 0 */
+          fill_block(element, w + mha_element_bytes(element, c), 0x7bff,
+                     element == MHA_Q8_0 ? 0 : 0x88);
+        x[0] = 0x1p116F;
+        y[0] = 0.0F;
+        all_kernels[which]->sums(&p);
+        for (int64_t c = 0; c < columns; c++)
+          assert_true(y[c] == 0.0F);
+      }
+}
+
 /* A stored row with a NaN concerns its own column of dots, and that column of sums. */
 static void nan_stays_where_it_is(void **state) {
   const int64_t columns = 64;
@@ -901,6 +934,7 @@ int main(void) {
       cmocka_unit_test(products_with_short_rows),
       cmocka_unit_test(products_with_long_rows),
       cmocka_unit_test(the_same_bits_in_parts),
+      cmocka_unit_test(blocks_times_large_numbers),
       cmocka_unit_test(nan_stays_where_it_is),
       cmocka_unit_test(views_of_stored_matrices),
       cmocka_unit_test(products_with_stored_matrices),
