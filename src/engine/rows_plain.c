@@ -7,7 +7,7 @@
 #define LANES_X      1
 #define LANES_SHORT  1
 #define LANES_SUMMED 2
-#define EACH         for (int k = 0; k < 16; k++)
+#define EACH         for (int64_t k = 0; k < 16; k++)
 
 typedef struct lanes {
   float at[16];

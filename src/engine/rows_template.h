@@ -17,8 +17,10 @@
 
 #define INLINE static inline __attribute__((always_inline)) LANES_CODE
 
-enum { LANES = 16, STEP = MHA_BLOCK, LONG_ROW = 512 };
-enum { FETCHED_AHEAD_BYTES = 2048 };
+#define LANES INT64_C(16)
+#define STEP  INT64_C(32)
+_Static_assert(STEP == MHA_BLOCK, "a step is a block");
+enum { LONG_ROW = 512, FETCHED_AHEAD_BYTES = 2048 };
 
 typedef struct step {
   lanes low, high;
