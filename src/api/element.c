@@ -44,6 +44,7 @@ mha_status mha_element_convert(int32_t from, const void *source, int32_t to, voi
   const mha_status status = check(from, source, to, target, n, error);
   if (status)
     return status;
-  mha_numbers_convert(target, to, source, from, n);
+  if (n > 0) /* pointers may be NULL otherwise */
+    mha_numbers_convert(target, to, source, from, n);
   return mha_succeed(error);
 }
