@@ -553,6 +553,8 @@ static void a_call_without_memory_stores_nothing(void **state) {
       mha_error error;
       generation_open(&plan);
       generation_advance(2, NULL);
+      mha_context_destroy(run.context); /* one without scratch */
+      test_expect(mha_context_create(&run.f.options, &run.context, &error), MHA_OK, &error);
       step_prepare(&s);
       if (mode == MHA_CACHE_APPEND) {
         s.args.results = NULL;
