@@ -20,7 +20,7 @@
 #define LANES INT64_C(16)
 #define STEP  INT64_C(32)
 _Static_assert(STEP == MHA_BLOCK, "a step is a block");
-enum { LONG_ROW = 512, FETCHED_AHEAD_BYTES = 2048 };
+enum { LONG_ROW = 512, FETCHED_AHEAD_BYTES = 6144 };
 
 typedef struct step {
   lanes low, high;
@@ -114,7 +114,7 @@ INLINE void dot_long(int32_t element, int nx, const mha_rows_product *p, int64_t
       sums[a][k] = lanes_zero();
   for (int64_t c = 0; c < chained; c += STEP * LANES_CHAINS)
     for (int k = 0; k < LANES_CHAINS; k++, w += step_bytes(element)) {
-      __builtin_prefetch(w + FETCHED_AHEAD_BYTES);
+      __builtin_prefetch(w + FETCHED_AHEAD_BYTES, 0, 2);
       read_step(element, w, &s);
       for (int a = 0; a < nx; a++)
         sums[a][k] = add_step(sums[a][k], x + a * p->x_stride + c + k * STEP, &s);
