@@ -239,8 +239,10 @@ static void spoil_numbers(layer_trial *t, mha_config *c) {
   case 6:
     c->reserved = fuzz_read_no_enumerator(r, 0, 0);
     break;
-  default:
-    c->flags |= UINT32_C(1) << fuzz_read(r, 5, 31);
+  default: { /* MHA_KEEP_TYPE, bit 7, is no mistake */
+    const int64_t bit = fuzz_read(r, 5, 31);
+    c->flags |= UINT32_C(1) << (bit == 7 ? 8 : bit);
+  }
   }
 }
 
