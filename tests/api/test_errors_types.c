@@ -15,7 +15,7 @@ static const int32_t no_types[] = {-1, MHA_Q4_0 + 1, 255, INT32_MIN, INT32_MAX};
 typedef struct layer {
   int64_t Eq, Ek, Ev, Eo, d, dv;
   bool out_in;
-  mha_element type; /* of the matrix that is wrong; the others are float32 */
+  int32_t type; /* of the matrix that is wrong; the others are float32 */
   int which;
   mha_status status;
   const char *word;
@@ -208,7 +208,7 @@ static void a_cache_for_a_layer_of_other_heads(void **state) {
 
 /* ---- The core -------------------------------------------------------------------------------- */
 
-static void build_core(mha_element k_type, mha_element v_type) {
+static void build_core(int32_t k_type, int32_t v_type) {
   test_build(&fixture, &(test_case){.seed = 2,
                                     .core = true,
                                     .B = 2,
@@ -302,8 +302,8 @@ static void outputs_beside_and_over_stored_rows(void **state) {
                                           .Lk = 4,
                                           .H = 2,
                                           .d = 32,
-                                          .k_type = (mha_element)type,
-                                          .v_type = (mha_element)type});
+                                          .k_type = (int32_t)type,
+                                          .v_type = (int32_t)type});
         test_view *v = values ? &fixture.value : &fixture.key;
         const size_t bytes = mha_element_bytes(type, v->floats);
         const size_t output_bytes = (size_t)fixture.output.floats * sizeof(float);

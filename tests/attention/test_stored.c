@@ -15,8 +15,8 @@ static test_fixture f; /* one at a time; too large for a stack */
 
 /* Types of k and v by number; 0 is float32 for both. */
 static void set_types(test_case *c, int pair) {
-  c->k_type = (mha_element)(pair / N_TYPES % N_TYPES);
-  c->v_type = (mha_element)(pair % N_TYPES);
+  c->k_type = (int32_t)(pair / N_TYPES % N_TYPES);
+  c->v_type = (int32_t)(pair % N_TYPES);
 }
 
 /* Head sizes that the types allow, by number. */
@@ -114,7 +114,7 @@ static void grouped_heads_and_queries(void **state) {
                          .causal = true,
                          .alignment = MHA_ALIGN_BOTTOM_RIGHT,
                          .want = TEST_WANT_ALL};
-          c.k_type = c.v_type = (mha_element)type;
+          c.k_type = c.v_type = (int32_t)type;
           test_check(&c);
         }
 }

@@ -26,7 +26,7 @@ typedef struct generation_plan {
   int64_t gap;     /* between rows of inputs and outputs */
   /* Of the cache. Where it is not float32, the judge attends to what the cache holds, which has to
    * be the projections rounded once. */
-  mha_element type;
+  int32_t type;
 } generation_plan;
 
 /* A small layer for self attention, causal, with 21 tokens in each of two entries. */

@@ -8,10 +8,10 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-static const mha_element types[] = {MHA_F16, MHA_BF16, MHA_Q8_0};
+static const int32_t types[] = {MHA_F16, MHA_BF16, MHA_Q8_0};
 
 /* A small layer whose heads the type allows. */
-static generation_plan plan_of(uint64_t seed, mha_element type) {
+static generation_plan plan_of(uint64_t seed, int32_t type) {
   generation_plan plan = {.c = generation_case(seed), .type = type};
   plan.c.d = type == MHA_Q8_0 ? 32 : 6;
   plan.c.dv = type == MHA_Q8_0 ? 64 : 5;
@@ -141,7 +141,7 @@ static void stored_matrices(void **state) {
         plan.c.Eo = 32;
         plan.c.rope = MHA_ROPE_HALVES;
         plan.c.out_in = schedule % 2;
-        plan.c.query_type = plan.c.value_type = (mha_element)matrix;
+        plan.c.query_type = plan.c.value_type = (int32_t)matrix;
         plan.c.key_type = MHA_F16;
         plan.c.output_type = MHA_Q8_0;
         generation_try(&plan, (generation_schedule)schedule);
@@ -534,7 +534,7 @@ static void calls_after_a_reserve_take_no_memory(void **state) {
           plan.c.threads = 1 + (int)k % 3;
           plan.c.out_in = k % 2;
           plan.c.query_type = plan.c.key_type = plan.c.value_type = plan.c.output_type =
-              (mha_element)matrix;
+              (int32_t)matrix;
           if (ring)
             generation_set_ring(&plan, 20, 0, 60);
           no_step_takes_memory(&plan, chunks[k]);

@@ -15,7 +15,7 @@ static test_fixture f; /* one at a time; too large for a stack */
 /* A cache, and its numbers as they should be. */
 typedef struct twin {
   mha_cache *cache;
-  mha_element type;
+  int32_t type;
   int64_t capacity, window, d, dv;
   int64_t length[N];
   unsigned char *keys, *values;
@@ -35,7 +35,7 @@ static mha_cache_options options_of(const twin *t) {
   return o;
 }
 
-static twin open_twin(mha_element type, int64_t window) {
+static twin open_twin(int32_t type, int64_t window) {
   twin t = {.type = type, .capacity = 17, .window = window, .d = 32, .dv = 64};
   if (type != MHA_Q8_0) {
     t.d = 5;
@@ -90,8 +90,8 @@ static void close_twin(twin *t) {
 }
 
 /* The fixture's keys and values, of their types and layout, are the rows. */
-static void build_rows(const twin *t, mha_element k_type, mha_element v_type, int64_t batch,
-                       int64_t rows, uint64_t seed) {
+static void build_rows(const twin *t, int32_t k_type, int32_t v_type, int64_t batch, int64_t rows,
+                       uint64_t seed) {
   test_build(&f, &(test_case){.seed = seed,
                               .core = true,
                               .B = batch,
@@ -145,14 +145,13 @@ static void rows_are_rounded_once(void **state) {
   for (int32_t type = 0; type < N_TYPES; type++)
     for (int64_t window = 0; window <= 9; window += 9)
       for (int given = 0; given < 4; given++) {
-        twin t = open_twin((mha_element)type, window);
+        twin t = open_twin((int32_t)type, window);
         adopt(&t);
         for (uint64_t call = 0; call < (window ? 12 : 3); call++) {
           int64_t entries[] = {(int64_t)call % N, (int64_t)(call + 1) % N};
           int64_t counts[] = {(int64_t)call % (MOST_ROWS + 1), MOST_ROWS};
-          build_rows(&t, given & 1 ? (mha_element)type : MHA_F32,
-                     given & 2 ? (mha_element)type : MHA_F32, 2, MOST_ROWS,
-                     call + 4 * (uint64_t)given);
+          build_rows(&t, given & 1 ? (int32_t)type : MHA_F32, given & 2 ? (int32_t)type : MHA_F32,
+                     2, MOST_ROWS, call + 4 * (uint64_t)given);
           append(&t, entries, call % 2 ? counts : NULL);
           expect_twins(&t);
           test_release(&f);
@@ -167,7 +166,7 @@ static void rows_of_anything(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++)
     for (size_t which = 0; which < COUNT(bad); which++) {
-      twin t = open_twin((mha_element)type, 0);
+      twin t = open_twin((int32_t)type, 0);
       adopt(&t);
       build_rows(&t, MHA_F32, MHA_F32, N, MOST_ROWS, which);
       *test_at(&f.key, 1, 2, 1, 4) = bad[which];
@@ -184,8 +183,8 @@ static void padding_is_not_read(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++)
     for (int own = 0; own < 2; own++) {
-      twin t = open_twin((mha_element)type, 0);
-      const mha_element given = own ? (mha_element)type : MHA_F32;
+      twin t = open_twin((int32_t)type, 0);
+      const int32_t given = own ? (int32_t)type : MHA_F32;
       adopt(&t);
       build_rows(&t, given, given, 2, MOST_ROWS, 4);
       test_view *views[] = {&f.key, &f.value};
@@ -222,7 +221,7 @@ static void other_types_are_refused(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++)
     for (int values = 0; values < 2; values++) {
-      twin t = open_twin((mha_element)type, 0);
+      twin t = open_twin((int32_t)type, 0);
       adopt(&t);
       build_rows(&t, MHA_F32, MHA_F32, N, 2, 0);
       int32_t *element = values ? &f.v.element : &f.k.element;
@@ -275,11 +274,11 @@ static void rows_of_the_cache_itself(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++)
     for (int values = 0; values < 2; values++) {
-      twin t = open_twin((mha_element)type, 0);
+      twin t = open_twin((int32_t)type, 0);
       unsigned char *numbers[2];
       adopt(&t);
       view(&t, numbers);
-      build_rows(&t, (mha_element)type, (mha_element)type, N, 2, 0);
+      build_rows(&t, (int32_t)type, (int32_t)type, N, 2, 0);
       const size_t last = (N * 17 - 1) * (values ? t.value_row : t.key_row);
       if (values)
         f.v.data = numbers[1] + last;
@@ -295,9 +294,9 @@ static void rows_of_the_cache_itself(void **state) {
 static void no_room(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++) {
-    twin t = open_twin((mha_element)type, 0);
+    twin t = open_twin((int32_t)type, 0);
     adopt(&t);
-    build_rows(&t, MHA_F32, (mha_element)type, N, 16, 0);
+    build_rows(&t, MHA_F32, (int32_t)type, N, 16, 0);
     const int64_t counts[] = {1, 2, 0};
     append(&t, NULL, counts);
     expect_refused(&t, MHA_ERROR_LENGTH, "entry");

@@ -221,18 +221,18 @@ static void convert_needs_no_epsilon(void **state) {
 
 /* ---- GGUF files ------------------------------------------------------------------------------ */
 
-#define GGUF MHA_TEST_DATA_DIR "/gguf/"
+#define GGUF(name) (MHA_TEST_DATA_DIR "/gguf/" name)
 
 /* A file, converted or kept, beside the folder of the values that its own writer reads in it. Few
  * rows and many take different ways through kept matrices. */
 static void gguf_files_give_what_their_values_give(void **state) {
   static const struct {
     const char *file, *folder, *prefix, *kv_heads;
-  } files[] = {{GGUF "gpt2_packed_f16.gguf", GGUF "gpt2_packed_f16", "blk.0.", "4"},
-               {GGUF "llama_q4_0.gguf", GGUF "llama_q4_0", "blk.0.", "1"},
-               {GGUF "llama_q8_0.gguf", GGUF "llama_q8_0", "blk.1.", "2"},
-               {GGUF "qwen2_bias_q8_0.gguf", GGUF "qwen2_bias_q8_0", "blk.0.", "2"},
-               {GGUF "qwen3_norms_bf16.gguf", GGUF "qwen3_norms_bf16", "blk.0.", "2"}};
+  } files[] = {{GGUF("gpt2_packed_f16.gguf"), GGUF("gpt2_packed_f16"), "blk.0.", "4"},
+               {GGUF("llama_q4_0.gguf"), GGUF("llama_q4_0"), "blk.0.", "1"},
+               {GGUF("llama_q8_0.gguf"), GGUF("llama_q8_0"), "blk.1.", "2"},
+               {GGUF("qwen2_bias_q8_0.gguf"), GGUF("qwen2_bias_q8_0"), "blk.0.", "2"},
+               {GGUF("qwen3_norms_bf16.gguf"), GGUF("qwen3_norms_bf16"), "blk.0.", "2"}};
   enum { E = 64, FEW = 5, MANY = 12 };
   static float x[MANY * E];
   test_random random;
@@ -269,7 +269,7 @@ static void gguf_files_give_what_their_values_give(void **state) {
 static void a_gguf_type_that_is_not_computed(void **state) {
   (void)state;
   RUN_BADLY(1, "blk.0.attn_q.weight holds the type \"Q6_K\"", "run", "--weights",
-            GGUF "unsupported_q6_k.gguf", "--input", "gguf_x.npy", "--output", "y.npy");
+            GGUF("unsupported_q6_k.gguf"), "--input", "gguf_x.npy", "--output", "y.npy");
 }
 
 int main(void) {

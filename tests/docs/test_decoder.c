@@ -9,7 +9,7 @@
 
 int decoder_main(int argc, char **argv);
 #define main decoder_main
-#include "decoder.c"
+#include "decoder.c" /* NOLINT(bugprone-suspicious-include) */
 #undef main
 
 #define DATA MHA_TEST_DATA_DIR "/stories260K/"

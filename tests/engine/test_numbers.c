@@ -673,7 +673,7 @@ static void run_product(const mha_row_kernels *kernels, const mha_rows_product *
 static void judge_product(const product *m, bool dots) {
   const mha_rows_product *p = &m->p;
   const int64_t inner = dots ? p->columns : p->rows;
-  const double steps = dots ? (double)(p->columns / 16) + 40.0 : (double)p->rows + 3.0;
+  const double steps = dots ? floor((double)p->columns / 16.0) + 40.0 : (double)p->rows + 3.0;
   for (int64_t r = 0; r < p->x_rows; r++)
     for (int64_t j = 0; j < m->y_columns; j++) {
       const double before = (double)m->before[r * p->y_stride + j];

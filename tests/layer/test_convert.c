@@ -12,7 +12,7 @@ enum { N_TYPES = MHA_Q4_0 + 1 };
 static test_fixture f; /* one at a time; too large for a stack */
 
 /* All that a layer can have, in any type; `variant` chooses how it is given. */
-static test_case case_of(mha_element type, int variant) {
+static test_case case_of(int32_t type, int variant) {
   return (test_case){.seed = (uint64_t)variant,
                      .B = 2,
                      .Lq = 11,
@@ -42,7 +42,7 @@ static test_case case_of(mha_element type, int variant) {
 }
 
 /* The layer has the sinks. */
-static void build(mha_element type, int variant) {
+static void build(int32_t type, int variant) {
   const test_case c = case_of(type, variant);
   test_build(&f, &c);
   f.matrices.sinks = f.sinks;
@@ -131,7 +131,7 @@ static void expect_numbers(const mha_weights *weights, int32_t element) {
           mha_element_convert((int32_t)given->type, row, type, expected, columns_of(given), NULL),
           MHA_OK, NULL);
       assert_memory_equal(
-          test_stored_at((unsigned char *)(uintptr_t)s.data, (mha_element)type, r * s.ld), expected,
+          test_stored_at((unsigned char *)(uintptr_t)s.data, (int32_t)type, r * s.ld), expected,
           bytes);
     }
     free(expected);
@@ -146,7 +146,7 @@ static void copied_numbers_are_dense(void **state) {
     for (int variant = 0; variant < 8; variant++) {
       if (variant & 2)
         continue;
-      build((mha_element)type, variant);
+      build((int32_t)type, variant);
       mha_weights *weights = create();
       const mha_matrices m = matrices_of(weights);
       expect_numbers(weights, -1);
@@ -162,7 +162,7 @@ static void borrowed_numbers_are_the_callers(void **state) {
   (void)state;
   for (int32_t type = 0; type < N_TYPES; type++)
     for (int variant = 2; variant < 8; variant += variant == 3 ? 3 : 1) {
-      build((mha_element)type, variant);
+      build((int32_t)type, variant);
       mha_weights *weights = create();
       const mha_matrices m = matrices_of(weights);
       expect_numbers(weights, -1);
@@ -290,7 +290,7 @@ static void every_pair_of_types(void **state) {
         mha_weights *converted = NULL;
         mha_error error;
         oracle_result result;
-        build((mha_element)from, variant);
+        build((int32_t)from, variant);
         mha_weights *weights = create();
         test_expect(mha_weights_convert(weights, to, &f.allocator.mha, &converted, &error), MHA_OK,
                     &error);

@@ -21,10 +21,10 @@ static const int64_t heads_of_any[][4] = {
 static const int64_t rows_to_try[] = {1, 2, 7, 8, 9, 17, 60};
 
 static void set_types(test_case *c, const int32_t types[4]) {
-  c->query_type = (mha_element)types[0];
-  c->key_type = (mha_element)types[1];
-  c->value_type = (mha_element)types[2];
-  c->output_type = (mha_element)types[3];
+  c->query_type = (int32_t)types[0];
+  c->key_type = (int32_t)types[1];
+  c->value_type = (int32_t)types[2];
+  c->output_type = (int32_t)types[3];
 }
 
 static bool has_blocks(const test_case *c) {

@@ -70,23 +70,23 @@ static void note_case(const test_case *c) {
 
 /* ---- Numbers that are not float32 ------------------------------------------------------------ */
 
-int64_t test_block_of(mha_element type) {
+int64_t test_block_of(int32_t type) {
   return type == MHA_Q8_0 || type == MHA_Q4_0 ? 32 : 1;
 }
 
-unsigned char *test_stored_at(unsigned char *stored, mha_element type, int64_t index) {
+unsigned char *test_stored_at(unsigned char *stored, int32_t type, int64_t index) {
   const int64_t block = test_block_of(type);
   return stored + index / block * (int64_t)mha_element_bytes(type, block);
 }
 
-void test_spoil_stored(unsigned char *stored, mha_element type, int64_t index, bool infinite) {
+void test_spoil_stored(unsigned char *stored, int32_t type, int64_t index, bool infinite) {
   const uint16_t nan = type == MHA_BF16 ? 0x7fc0 : 0x7e00;
   const uint16_t infinity = type == MHA_BF16 ? 0x7f80 : 0x7c00;
   memcpy(test_stored_at(stored, type, index), infinite ? &infinity : &nan, sizeof nan);
 }
 
 /* Room for n numbers, NaN in any type until somebody writes; NULL for float32. */
-static unsigned char *stored_room(test_fixture *f, mha_element type, int64_t n) {
+static unsigned char *stored_room(test_fixture *f, int32_t type, int64_t n) {
   if (type == MHA_F32)
     return NULL;
   const size_t bytes = mha_element_bytes(type, n) + (f->c.odd_addresses ? 1 : 0);
@@ -101,8 +101,7 @@ static void convert(int32_t from, const void *source, int32_t to, void *target, 
 }
 
 /* Stores n numbers that follow one another, and makes the floats what became of them. */
-static void store_row(float *data, unsigned char *stored, mha_element type, int64_t index,
-                      int64_t n) {
+static void store_row(float *data, unsigned char *stored, int32_t type, int64_t index, int64_t n) {
   unsigned char *at = test_stored_at(stored, type, index);
   convert(MHA_F32, data + index, type, at, n);
   convert(type, at, MHA_F32, data + index, n);
@@ -139,7 +138,7 @@ float *test_at(const test_view *view, int64_t b, int64_t i, int64_t h, int64_t c
   return view->data + b * view->batch_stride + i * view->row_stride + h * view->head_stride + c;
 }
 
-static test_view make_view_of(test_fixture *f, mha_element type, int64_t length, int64_t heads,
+static test_view make_view_of(test_fixture *f, int32_t type, int64_t length, int64_t heads,
                               int64_t size) {
   const int64_t batch = f->c.packed ? 1 : f->c.B, block = test_block_of(type);
   test_view v = {NULL, batch, length, heads, size, 0, heads * size, size, 0, type, NULL};

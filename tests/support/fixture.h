@@ -48,7 +48,7 @@ typedef struct test_case {
   unsigned biases; /* biases that are given */
   /* How the library gets its matrices and, in mha_attend, k and v. The judge gets what they widen
    * to. Stored rows are whole blocks then. */
-  mha_element query_type, key_type, value_type, output_type, k_type, v_type;
+  int32_t query_type, key_type, value_type, output_type, k_type, v_type;
   bool odd_addresses; /* of what is not float32 */
 
   test_source source;
@@ -94,7 +94,7 @@ typedef struct test_view {
   int64_t batch, length, heads, size;
   int64_t batch_stride, row_stride, head_stride;
   int64_t floats; /* first element to last, gaps included */
-  mha_element type;
+  int32_t type;
   unsigned char *stored; /* the same numbers in that type, or NULL = float32 */
 } test_view;
 
@@ -104,17 +104,17 @@ typedef struct test_matrix {
   float *data; /* NULL = absent */
   float *bias;
   int64_t in, out, ld;
-  mha_element type;
+  int32_t type;
   unsigned char *stored; /* the same numbers in that type, or NULL = float32 */
 } test_matrix;
 
 /* Numbers of a block: 32 or 1. */
-int64_t test_block_of(mha_element type);
+int64_t test_block_of(int32_t type);
 /* Where number `index`, the first of a block, is stored. */
-unsigned char *test_stored_at(unsigned char *stored, mha_element type, int64_t index);
+unsigned char *test_stored_at(unsigned char *stored, int32_t type, int64_t index);
 /* Makes number `index`, or the block that it is in, NaN (`infinite`: ±inf, in a block with a q of 0
  * NaN). */
-void test_spoil_stored(unsigned char *stored, mha_element type, int64_t index, bool infinite);
+void test_spoil_stored(unsigned char *stored, int32_t type, int64_t index, bool infinite);
 
 /* Everything that a call takes and gives. A test may change any number or argument between
  * test_build and test_run; the judge looks at what is there then. */
