@@ -11,7 +11,7 @@
 #define LANES_NAME   "avx2"
 #define LANES_CHAINS 2
 #define LANES_X      2
-#define LANES_SHORT  4
+#define LANES_W      2
 #define LANES_SUMMED 8
 #define INLINE_AVX   static inline __attribute__((always_inline)) LANES_CODE
 

@@ -10,8 +10,8 @@
 #define LANES_CODE    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define LANES_NAME    "avx512"
 #define LANES_CHAINS  4
-#define LANES_X       2
-#define LANES_SHORT   4
+#define LANES_X       4
+#define LANES_W       4
 #define LANES_SUMMED  8
 #define INLINE_AVX512 static inline __attribute__((always_inline)) LANES_CODE
 

@@ -5,7 +5,7 @@
 #define LANES_NAME   "plain"
 #define LANES_CHAINS 1
 #define LANES_X      1
-#define LANES_SHORT  1
+#define LANES_W      1
 #define LANES_SUMMED 2
 #define EACH         for (int64_t k = 0; k < 16; k++)
 

@@ -1,16 +1,15 @@
 /* The row kernels of stored_rows.h, written once over `lanes`, 16 floats that an instruction set
  * holds in its own way. Whoever includes this has defined LANES_CODE, the attribute of each
  * function (or nothing), LANES_NAME, the functions lanes_... that are used here, and how much its
- * registers hold: LANES_X rows of X with LANES_CHAINS sums of a long row each, or with LANES_SHORT
- * short rows, or while LANES_SUMMED rows are added to them.
+ * registers hold: LANES_CHAINS sums of one long row, tiles of LANES_W stored rows and LANES_X rows
+ * of X, and LANES_SUMMED rows that are added to LANES_X.
  *
- * All types are read in steps of 32 numbers, two lanes. Those of types with blocks are multiplied
- * with the block's scale first, which is exact: q·x alone may exceed float32 where scale·q·x does
- * not, and scale·x likewise.
+ * All types are read in steps of 32 numbers, two lanes; those of types with blocks are multiplied
+ * with the block's scale, which is exact.
  *
- * A long row is multiplied alone, in LANES_CHAINS sums that do not wait for each other, and fetched
- * ahead, since memory is what limits it. Of short ones, heads of cached keys, several are
- * multiplied side by side. */
+ * A single row is limited by memory, so what comes next is fetched ahead, and a long stored row is
+ * multiplied alone, in sums that do not wait for each other. Several rows are limited by what is
+ * read of X, so stored rows go side by side. */
 #include "base/element.h"
 #include "halves.h"
 #include "stored_rows.h"
@@ -101,52 +100,46 @@ INLINE float add_rest(int32_t element, float sum, const float *x, const unsigned
   return sum;
 }
 
-/* Stored row j, a long one, times rows [r, r + nx) of X. */
-INLINE void dot_long(int32_t element, int nx, const mha_rows_product *p, int64_t j, int64_t r) {
+/* Stored row j, a long one, times the one row of X. */
+INLINE void dot_long(int32_t element, const mha_rows_product *p, int64_t j) {
   const unsigned char *w = p->w + j * p->w_row_bytes;
-  const float *x = p->x + r * p->x_stride;
   const int64_t chained = p->columns / (STEP * LANES_CHAINS) * (STEP * LANES_CHAINS);
   const int64_t whole = p->columns / STEP * STEP;
-  lanes sums[LANES_X][LANES_CHAINS];
+  lanes sums[LANES_CHAINS];
   step s;
-  for (int a = 0; a < nx; a++)
-    for (int k = 0; k < LANES_CHAINS; k++)
-      sums[a][k] = lanes_zero();
+  for (int k = 0; k < LANES_CHAINS; k++)
+    sums[k] = lanes_zero();
   for (int64_t c = 0; c < chained; c += STEP * LANES_CHAINS)
     for (int k = 0; k < LANES_CHAINS; k++, w += step_bytes(element)) {
       __builtin_prefetch(w + FETCHED_AHEAD_BYTES, 0, 2);
       read_step(element, w, &s);
-      for (int a = 0; a < nx; a++)
-        sums[a][k] = add_step(sums[a][k], x + a * p->x_stride + c + k * STEP, &s);
+      sums[k] = add_step(sums[k], p->x + c + k * STEP, &s);
     }
   for (int64_t c = chained; c < whole; c += STEP, w += step_bytes(element)) {
     read_step(element, w, &s);
-    for (int a = 0; a < nx; a++)
-      sums[a][0] = add_step(sums[a][0], x + a * p->x_stride + c, &s);
+    sums[0] = add_step(sums[0], p->x + c, &s);
   }
-  for (int a = 0; a < nx; a++) {
-    for (int k = 1; k < LANES_CHAINS; k++)
-      sums[a][0] = lanes_add(sums[a][0], sums[a][k]);
-    p->y[(r + a) * p->y_stride + j] +=
-        p->alpha * add_rest(element, lanes_sum(sums[a][0]), x + a * p->x_stride + whole, w,
-                            p->columns - whole);
-  }
+  for (int k = 1; k < LANES_CHAINS; k++)
+    sums[0] = lanes_add(sums[0], sums[k]);
+  p->y[j] += p->alpha * add_rest(element, lanes_sum(sums[0]), p->x + whole, w, p->columns - whole);
 }
 
-/* Stored rows [j, j + nw), short ones, times rows [r, r + nx) of X. */
-INLINE void dots_short(int32_t element, int nw, int nx, const mha_rows_product *p, int64_t j,
-                       int64_t r) {
+/* Stored rows [j, j + nw) times rows [r, r + nx) of X. */
+INLINE void dots_tile(int32_t element, int nw, int nx, const mha_rows_product *p, int64_t j,
+                      int64_t r) {
   const unsigned char *w = p->w + j * p->w_row_bytes;
   const float *x = p->x + r * p->x_stride;
   const int64_t whole = p->columns / STEP * STEP;
-  lanes sums[LANES_X][LANES_SHORT];
+  lanes sums[LANES_X][LANES_W];
   for (int a = 0; a < nx; a++)
     for (int b = 0; b < nw; b++)
       sums[a][b] = lanes_zero();
   for (int64_t c = 0; c < whole; c += STEP)
     for (int b = 0; b < nw; b++) {
       step s;
-      read_step(element, w + b * p->w_row_bytes + c / STEP * step_bytes(element), &s);
+      const unsigned char *at = w + b * p->w_row_bytes + c / STEP * step_bytes(element);
+      __builtin_prefetch(at + nw * p->w_row_bytes, 0, 2); /* of the next rows */
+      read_step(element, at, &s);
       for (int a = 0; a < nx; a++)
         sums[a][b] = add_step(sums[a][b], x + a * p->x_stride + c, &s);
     }
@@ -157,30 +150,24 @@ INLINE void dots_short(int32_t element, int nw, int nx, const mha_rows_product *
                               w + b * p->w_row_bytes + 2 * whole, p->columns - whole);
 }
 
-INLINE void long_row(int32_t element, const mha_rows_product *p, int64_t j) {
+INLINE void dots_rows(int32_t element, int nw, const mha_rows_product *p, int64_t j) {
   int64_t r = 0;
   for (; r + LANES_X <= p->x_rows; r += LANES_X)
-    dot_long(element, LANES_X, p, j, r);
+    dots_tile(element, nw, LANES_X, p, j, r);
+  for (; LANES_X > 2 && r + 2 <= p->x_rows; r += 2)
+    dots_tile(element, nw, 2, p, j, r);
   for (; r < p->x_rows; r++)
-    dot_long(element, 1, p, j, r);
-}
-
-INLINE void short_rows(int32_t element, int nw, const mha_rows_product *p, int64_t j) {
-  int64_t r = 0;
-  for (; r + LANES_X <= p->x_rows; r += LANES_X)
-    dots_short(element, nw, LANES_X, p, j, r);
-  for (; r < p->x_rows; r++)
-    dots_short(element, nw, 1, p, j, r);
+    dots_tile(element, nw, 1, p, j, r);
 }
 
 INLINE void dots_as(int32_t element, const mha_rows_product *p) {
   int64_t j = 0;
-  for (; p->columns >= LONG_ROW && j < p->rows; j++)
-    long_row(element, p, j);
-  for (; j + LANES_SHORT <= p->rows; j += LANES_SHORT)
-    short_rows(element, LANES_SHORT, p, j);
+  for (; p->x_rows == 1 && p->columns >= LONG_ROW && j < p->rows; j++)
+    dot_long(element, p, j);
+  for (; j + LANES_W <= p->rows; j += LANES_W)
+    dots_rows(element, LANES_W, p, j);
   for (; j < p->rows; j++)
-    short_rows(element, 1, p, j);
+    dots_rows(element, 1, p, j);
 }
 
 LANES_CODE static void dots(const mha_rows_product *p) {

@@ -19,9 +19,9 @@ typedef struct mha_rows_product {
   int64_t y_stride;
 } mha_rows_product;
 
-/* The kernels of an instruction set. Nothing beyond the arrays' ends is read. Each number of a
- * result is summed in the same order, whatever the counts of rows are. Between instruction sets
- * fused multiplications make a difference, and in how many sums a long row of dots is taken. */
+/* The kernels of an instruction set. Nothing beyond the arrays' ends is read. In which order the
+ * products of a number are added depends on the counts of rows and columns and on the instruction
+ * set, on nothing else. */
 typedef struct mha_row_kernels {
   const char *name;
   /* y[n] = the n numbers at x, which are whole blocks. */

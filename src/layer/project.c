@@ -40,7 +40,7 @@
 #define MHA_WIDENED_FLOATS (INT64_C(1024) * 512)
 #endif
 #ifndef MHA_FEW_STORED_ROWS
-#define MHA_FEW_STORED_ROWS 8
+#define MHA_FEW_STORED_ROWS 32
 #endif
 /* Rows of a piece are a multiple of this, which is whole blocks. */
 enum { PIECE_ROWS = 64 };
