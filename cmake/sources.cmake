@@ -76,6 +76,7 @@ set(MHA_SOURCES
     src/files/gguf_metadata.c
     src/files/gguf.c
     src/files/tensors.c
+    src/files/tensors_numbers.c
     src/files/lookup.c
     src/files/families.c
     src/files/names.c

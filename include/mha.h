@@ -1,7 +1,8 @@
 /**
  * @file mha.h
- * libmha: multi-head attention on the CPU, every matrix product a CBLAS call (unless a context asks
- * for another engine, MHA_ENGINE_XSMM).
+ * libmha: multi-head attention on the CPU, every product of float32 matrices a CBLAS call (unless a
+ * context asks for another engine, MHA_ENGINE_XSMM; few rows times numbers that are stored smaller,
+ * which CBLAS has no product for, are multiplied by the library itself).
  *
  * What it computes, in five steps:
  *
@@ -326,7 +327,8 @@ typedef struct mha_config {
 #define MHA_SCALE UINT32_C(1)
 
 /** Bit of mha_config.flags: the layer also keeps its matrices packed for MHA_ENGINE_XSMM, whose
- *  products with a matrix that is not packed are CBLAS calls. Costs the matrices' memory once more
+ *  products with a matrix that is not packed are as in MHA_ENGINE_BLAS. Costs the matrices' memory
+ *  once more, as float32 whatever their types are
  *  (columns of W rounded up to 64), from the layer's allocator, beside what is copied, borrowed or
  *  mapped. Where that engine cannot be had, the flag is MHA_ERROR_UNSUPPORTED. */
 #define MHA_PACK_WEIGHTS UINT32_C(64)
@@ -721,13 +723,13 @@ typedef void mha_parallel_for(void *user, int64_t n, mha_task *task, void *argum
  * Who does the products of a context's calls. With MHA_ENGINE_XSMM kernels do, machine code that
  * libxsmm generates for the shapes of a layer: products with matrices that MHA_PACK_WEIGHTS packed,
  * and Q·Kᵀ and P·V, unless a few queries meet many keys. They take rows that are dense, or in
- * mha_attend dense heads one after the other; every other product stays a CBLAS call. The promises
- * are the same. It needs a library that was built with libxsmm and a CPU with AVX2 (mha_build_info
- * tells), and takes a lower instruction set where the environment's LIBXSMM_TARGET names one (hsw,
- * skx, ...).
+ * mha_attend dense heads one after the other; every other product is as in MHA_ENGINE_BLAS. The
+ * promises are the same. It needs a library that was built with libxsmm and a CPU with AVX2
+ * (mha_build_info tells), and takes a lower instruction set where the environment's LIBXSMM_TARGET
+ * names one (hsw, skx, ...).
  */
 typedef enum mha_engine_choice {
-  MHA_ENGINE_BLAS = 0, /**< every product is a CBLAS call: the default */
+  MHA_ENGINE_BLAS = 0, /**< every product of float32 is a CBLAS call: the default */
   MHA_ENGINE_XSMM = 1  /**< kernels where there can be one */
 } mha_engine_choice;
 

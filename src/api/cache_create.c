@@ -45,9 +45,8 @@ static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
     status = mha_require_at_least(o->window, 0, "options.window", error);
   if (!status)
     status = mha_require_at_least(o->rollback, 0, "options.rollback", error);
-  if (status)
-    return status;
-  status = mha_require_reserved(o->reserved, "options.reserved", error);
+  if (!status)
+    status = mha_require_reserved(o->reserved, "options.reserved", error);
   if (status)
     return status;
   if (o->rollback > 0 && o->window == 0)
@@ -75,10 +74,10 @@ static mha_status check_row(int64_t heads, int64_t size, mha_error *error) {
 }
 
 static mha_status check_type(const mha_cache_options *o, mha_error *error) {
-  if (!mha_element_is_known(o->type) || o->type == MHA_Q4_0)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
-                    "options.type is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0",
-                    (int)o->type);
+  const mha_status status =
+      mha_require_kv_element(o->type, "options", ".type", MHA_ERROR_UNSUPPORTED, error);
+  if (status)
+    return status;
   const int64_t block = mha_element_block(o->type);
   if (o->head_size % block != 0 || o->value_head_size % block != 0)
     return mha_fail(error, MHA_ERROR_SIZE,

@@ -1,6 +1,5 @@
 /* Owns the asking for scratch ahead of a call: mha_workspace_bytes and mha_context_reserve. */
 #include "base/arguments.h"
-#include "base/element.h"
 #include "base/error.h"
 #include "layer/project.h"
 #include "layer/scratch.h"
@@ -27,10 +26,9 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.head_size, 0, "shape.head_size", error);
   if (!status)
     status = mha_require_reserved(shape.reserved, "shape.reserved", error);
-  if (!status && (!mha_element_is_known(shape.cache_type) || shape.cache_type == MHA_Q4_0))
-    status = mha_fail(error, MHA_ERROR_VALUE,
-                      "shape.cache_type is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0",
-                      (int)shape.cache_type);
+  if (!status)
+    status =
+        mha_require_kv_element(shape.cache_type, "shape", ".cache_type", MHA_ERROR_VALUE, error);
   if (!status && !weights && shape.n_kv_heads && shape.n_heads % shape.n_kv_heads != 0)
     status = mha_fail(error, MHA_ERROR_HEADS,
                       "shape.n_heads is %lld, shape.n_kv_heads %lld; rule: a multiple of it",

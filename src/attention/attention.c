@@ -31,8 +31,8 @@ typedef struct tile_scratch {
   float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
   float *spare;      /* [keys], the scores of one row */
   float *poison;     /* [rows], see poison.h; of a task that finishes its rows itself */
-  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0; rows
-                        mha_poison_stride apart */
+  float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0, in
+                        its own type; rows at most one number further apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
   float *fetched;    /* [keys][d or dv], of keys or values that are not stored as float32 */
   float *output;     /* [rows][dv], O until it is finished, where keys are laid out */
@@ -192,9 +192,10 @@ static mha_status accumulate_replaced(const task *t, const mha_block *tile, mha_
   mha_status status = MHA_OK;
   for (int64_t g = 0; !status && g < mha_block_groups(core, tile); g++) {
     const mha_block group = mha_block_group(core, tile, g);
-    mha_poison_replace(core, &group, keys, t->scratch.values, t->scratch.kinds);
+    const mha_stored copy =
+        mha_poison_replace(core, &group, keys, t->scratch.values, t->scratch.kinds);
     mha_rows_advance(&t->rows, &group, keys);
-    status = mha_block_accumulate(core, &group, keys, t->scratch.values);
+    status = mha_block_accumulate(core, &group, keys, &copy);
   }
   return status;
 }

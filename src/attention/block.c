@@ -6,7 +6,6 @@
 #include "base/arithmetic.h"
 #include "base/memory.h"
 #include "laid.h"
-#include "poison.h"
 
 mha_block mha_block_tile(const mha_core *core, const mha_block *block, mha_range rows,
                          mha_range keys) {
@@ -41,15 +40,6 @@ static bool is_one_product(const mha_block *block, int64_t head_stride, int64_t 
   return block->heads == 1 || (block->n == 1 && head_stride >= size && head_stride <= MHA_BLAS_MAX);
 }
 
-/* Y = alpha·X·W + beta·Y with W as it lies. */
-static mha_status multiply(const mha_core *core, float alpha, mha_view x, const mha_stored *w,
-                           float beta, float *y, int64_t y_stride) {
-  if (w->element == MHA_F32)
-    return core->engine->multiply(alpha, x, mha_numbers_fetch(w, NULL), beta, y, y_stride);
-  mha_numbers_multiply(alpha, x, w, beta, y, y_stride);
-  return MHA_OK;
-}
-
 /* scale·Q·Kᵀ into the scores from `column` on. A scale of 0 must not reach the BLAS, 0·NaN being
  * NaN: it is left to mha_core_score_factor. */
 static mha_status multiply_scores(const mha_core *core, const mha_block *block,
@@ -63,8 +53,8 @@ static mha_status multiply_scores(const mha_core *core, const mha_block *block,
     mha_view q = mha_core_queries(core, block->b, block->h + k, block->i, block->n);
     if (one && block->heads > 1)
       q = mha_view_rows(q.data, block->heads, core->d, core->q.head_stride);
-    status = multiply(core, scale, q, &transposed, 0.0f,
-                      scores + k * block->n * block->score_stride, block->score_stride);
+    status = mha_numbers_multiply(core->engine, scale, q, &transposed, 0.0f,
+                                  scores + k * block->n * block->score_stride, block->score_stride);
   }
   return status;
 }
@@ -80,8 +70,8 @@ static mha_status multiply_values(const mha_core *core, const mha_block *block,
   for (int64_t k = 0; !status && k < (one ? 1 : block->heads); k++) {
     const float *weights = block->scores + k * block->n * block->score_stride + column;
     const mha_view p = mha_view_rows(weights, rows, values->rows, block->score_stride);
-    status = multiply(core, 1.0f, p, values, 1.0f, block->output + k * block->output_head_stride,
-                      stride);
+    status = mha_numbers_multiply(core->engine, 1.0f, p, values, 1.0f,
+                                  block->output + k * block->output_head_stride, stride);
   }
   return status;
 }
@@ -93,8 +83,7 @@ static mha_status multiply_values(const mha_core *core, const mha_block *block,
 typedef struct operand {
   const mha_heads *heads;
   int64_t size;
-  const void *copy; /* of the same type */
-  int64_t copy_stride;
+  const mha_stored *copy;
   mha_status (*multiply)(const mha_core *core, const mha_block *block, const mha_stored *rows,
                          int64_t column);
 } operand;
@@ -121,11 +110,9 @@ static void fetch_ahead(const mha_heads *heads, mha_stored next, int64_t group, 
 /* The rows that a piece is multiplied with: as float32, unless few queries meet them. */
 static mha_stored piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
                              int64_t done, const operand *with) {
-  mha_stored rows = mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
-  if (with->copy) {
-    rows.data = mha_element_at(with->copy, rows.element, done * with->copy_stride);
-    rows.row_stride = with->copy_stride;
-  }
+  const mha_stored rows =
+      with->copy ? mha_stored_row_block(*with->copy, done, piece.end - piece.begin)
+                 : mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
   if (mha_core_multiplies_stored(core))
     return rows;
   const mha_view view = mha_numbers_fetch(&rows, block->fetched);
@@ -156,7 +143,7 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
 }
 
 mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys) {
-  const operand k = {&core->k, core->d, NULL, 0, multiply_scores};
+  const operand k = {&core->k, core->d, NULL, multiply_scores};
   if (!core->cut.laid)
     return multiply_tile(core, block, keys, &k);
   mha_laid_scores(core, block, keys);
@@ -164,10 +151,10 @@ mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_ra
 }
 
 mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                                const void *values) {
-  const operand v = {&core->v, core->dv, values, mha_poison_stride(core), multiply_values};
+                                const mha_stored *copy) {
+  const operand v = {&core->v, core->dv, copy, multiply_values};
   if (!core->cut.laid)
     return multiply_tile(core, block, keys, &v);
-  mha_laid_accumulate(core, block, keys, values);
+  mha_laid_accumulate(core, block, keys, copy);
   return MHA_OK;
 }

@@ -28,8 +28,8 @@ mha_block mha_block_group(const mha_core *core, const mha_block *block, int64_t 
 mha_status mha_block_scores(const mha_core *core, const mha_block *block, mha_range keys);
 
 /* output += P·V for one tile; P lies in place of the scores. V comes from where it lies, or from
- * `values` [keys][dv] of the same type, rows mha_poison_stride apart, of the block's one group. */
+ * a copy of the tile's rows [keys][dv] for the block's one group. */
 mha_status mha_block_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                                const void *values);
+                                const mha_stored *copy);
 
 #endif

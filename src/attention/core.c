@@ -57,7 +57,8 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 
 /* ---- scores and sizes ---- */
 
-/* Rows that meet each key, up to which reading it is the larger part. */
+/* Rows that meet each key, up to which multiplying it as it is stored is as fast as widening it
+ * first (bench/README.md). */
 enum { MOST_STORED_ROWS = 16 };
 
 bool mha_core_multiplies_stored(const mha_core *core) {

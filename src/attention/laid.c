@@ -182,14 +182,11 @@ void mha_laid_scores(const mha_core *core, const mha_block *block, mha_range key
 
 /* The keys of a tile as a sum of powers of two, the largest as often as it fits. */
 void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                         const void *copy) {
+                         const mha_stored *copy) {
   const float *scores = block->scores;
   int64_t left = keys.end - keys.begin;
-  mha_stored stored = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
-  if (copy) {
-    stored.data = copy;
-    stored.row_stride = core->dv;
-  }
+  const mha_stored stored =
+      copy ? *copy : mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
   const bool lies = !copy && stored.element == MHA_F32;
   const mha_kernel *const *kernels = lies ? core->laid.values : core->laid.copied_values;
   const float *values = mha_numbers_fetch(&stored, block->fetched).data;

@@ -31,9 +31,11 @@ mha_status mha_laid_keys(const mha_core *core, const mha_threads *threads);
 /* Where the score of a tile's first key lies in a row: products are made in whole blocks. */
 int64_t mha_laid_column(const mha_core *core, mha_range keys);
 
-/* As mha_block_scores, not scaled, and mha_block_accumulate, for blocks of one head. */
+/* As mha_block_scores, not scaled, and mha_block_accumulate, for blocks of one head; a copy is
+ * dense.
+ */
 void mha_laid_scores(const mha_core *core, const mha_block *block, mha_range keys);
 void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range keys,
-                         const void *values);
+                         const mha_stored *copy);
 
 #endif

@@ -14,7 +14,7 @@
  * its own for matrices of at most three columns without gaps between their rows; beyond that, bits
  * do not depend on the leading dimension. So the copy has gaps where V has, but for
  * kernels, whose bits never do. */
-int64_t mha_poison_stride(const mha_core *core) {
+static int64_t copy_stride(const mha_core *core) {
   const bool by_blas = !core->cut.laid && core->v.element == MHA_F32;
   return by_blas && core->v.row_stride != core->dv ? core->dv + 1 : core->dv;
 }
@@ -44,11 +44,12 @@ static uint8_t stored_kind(const void *row, int32_t element, int64_t n) {
   return kind;
 }
 
-void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, void *values,
-                        uint8_t *kinds) {
+mha_stored mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys,
+                              void *values, uint8_t *kinds) {
   const mha_stored v = mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
   const size_t row_bytes = mha_element_bytes(v.element, v.columns);
-  const size_t step_bytes = mha_element_bytes(v.element, mha_poison_stride(core));
+  const mha_stored copy = {values, v.element, v.rows, v.columns, copy_stride(core), 1};
+  const size_t step_bytes = mha_element_bytes(v.element, copy.row_stride);
   char *to = values;
   for (int64_t j = 0; j < v.rows; j++, to += step_bytes) {
     const void *from = mha_element_at(v.data, v.element, j * v.row_stride);
@@ -58,6 +59,7 @@ void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range 
     else
       memset(to, 0, row_bytes); /* 0 in every type */
   }
+  return copy;
 }
 
 void mha_poison_remember(float *poison, const uint8_t *kinds, float factor, const float *scores,

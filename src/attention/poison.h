@@ -7,13 +7,10 @@
 /* What one row of V holds. */
 enum { MHA_VALUE_FINITE = 0, MHA_VALUE_INFINITE = 1, MHA_VALUE_NAN = 2 };
 
-/* Distance of the rows of a copy of V, which is of the same type. */
-int64_t mha_poison_stride(const mha_core *core);
-
 /* Copies V of one key tile and the block's first key head to `values` [keys][dv], with 0 in its
- * non-finite rows; notes the kind of each. */
-void mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys, void *values,
-                        uint8_t *kinds);
+ * non-finite rows; notes the kind of each. The copy is of the type of V. */
+mha_stored mha_poison_replace(const mha_core *core, const mha_block *block, mha_range keys,
+                              void *values, uint8_t *kinds);
 
 /* Scores lack `factor` > 0. poison = the largest score that a row gives to an infinite value; +inf
  * if it sees a NaN, which no weight can make harmless. -inf where it sees neither. */

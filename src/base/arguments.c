@@ -1,6 +1,7 @@
 /* Owns the checks that every call makes of its arguments before it writes anything. */
 #include "arguments.h"
 
+#include "element.h"
 #include "error.h"
 #include "memory.h"
 
@@ -85,6 +86,14 @@ mha_status mha_require_element(int32_t element, const char *array, const char *m
   return element == MHA_F32 ? MHA_OK
                             : mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s%s is %d; rule: MHA_F32",
                                        array, member, (int)element);
+}
+
+mha_status mha_require_kv_element(int32_t element, const char *array, const char *member,
+                                  mha_status status, mha_error *error) {
+  if (mha_element_is_known(element) && element != MHA_Q4_0)
+    return MHA_OK;
+  return mha_fail(error, status, "%s%s is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0", array,
+                  member, (int)element);
 }
 
 mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name, const void *given,

@@ -59,6 +59,10 @@ mha_status mha_require_reserved(int32_t value, const char *name, mha_error *erro
 mha_status mha_require_element(int32_t element, const char *array, const char *member,
                                mha_error *error);
 
+/* Fails with `status` unless keys and values may be stored as this mha_element. */
+mha_status mha_require_kv_element(int32_t element, const char *array, const char *member,
+                                  mha_status status, mha_error *error);
+
 /* Fails with MHA_ERROR_SIZE if a size is 0 although `given`, an array that it is the size of and
  * that the call would use, is not NULL: a size that was forgotten, unless `flags` has
  * MHA_ALLOW_EMPTY. */

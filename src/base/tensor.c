@@ -64,14 +64,6 @@ mha_status mha_tensor_add_range(mha_address_ranges *ranges, const mha_tensor_sha
                         is_output, error);
 }
 
-static mha_status check_element(const mha_tensor *t, const char *name, mha_error *error) {
-  if (!mha_element_is_known(t->element) || t->element == MHA_Q4_0)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
-                    "%s.element is %d; rule: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0", name,
-                    (int)t->element);
-  return MHA_OK;
-}
-
 /* Blocks are not cut, whatever is stepped by. */
 static mha_status check_blocks(const mha_tensor_shape *s, int32_t element, const char *name,
                                mha_error *error) {
@@ -97,7 +89,7 @@ mha_status mha_tensor_read_stored(const mha_tensor *given, const char *name, mha
                                   given->size,       given->batch_stride, given->row_stride,
                                   given->head_stride};
   *s = shape;
-  status = check_element(given, name, error);
+  status = mha_require_kv_element(given->element, name, ".element", MHA_ERROR_UNSUPPORTED, error);
   if (!status && given->reserved != 0)
     status =
         mha_fail(error, MHA_ERROR_VALUE, "%s.reserved is %d; rule: 0", name, (int)given->reserved);

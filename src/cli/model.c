@@ -4,7 +4,6 @@
 #include "terminal.h"
 
 #include <inttypes.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,9 +63,12 @@ void mha_model_print(const mha_model_info *m, FILE *stream) {
   print_rope(m, stream);
 }
 
-static bool has_whole_blocks(int64_t n, int64_t n_kv_heads) {
-  enum { BLOCK = 32 };
-  return n_kv_heads > 0 && n % n_kv_heads == 0 && n / n_kv_heads % BLOCK == 0;
+/* Bytes of a row of heads, 0 = the type cannot hold them. Where the heads are not known neither are
+ * blocks, which are cut at each. */
+static uint64_t row_bytes(int32_t element, int64_t width, int64_t n_heads) {
+  if (n_heads <= 0)
+    return element == MHA_Q8_0 ? 0 : mha_element_bytes(element, width);
+  return width % n_heads == 0 ? (uint64_t)n_heads * mha_element_bytes(element, width / n_heads) : 0;
 }
 
 void mha_model_print_cache(int64_t key, int64_t value, int64_t n_kv_heads, FILE *stream) {
@@ -76,13 +78,11 @@ void mha_model_print_cache(int64_t key, int64_t value, int64_t n_kv_heads, FILE 
   } rows[] = {{MHA_F32, " bytes as f32"}, {MHA_F16, " as f16 or bf16"}, {MHA_Q8_0, " as q8_0"}};
   const char *before = "  cache: each token takes ";
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    const size_t k = mha_element_bytes(rows[i].element, key);
-    const size_t v = mha_element_bytes(rows[i].element, value);
-    if (k == 0 || v == 0 ||
-        (rows[i].element == MHA_Q8_0 &&
-         !(has_whole_blocks(key, n_kv_heads) && has_whole_blocks(value, n_kv_heads))))
+    const uint64_t k = row_bytes(rows[i].element, key, n_kv_heads);
+    const uint64_t v = row_bytes(rows[i].element, value, n_kv_heads);
+    if (k == 0 || v == 0)
       continue;
-    fprintf(stream, "%s%" PRIu64 "%s", before, (uint64_t)k + (uint64_t)v, rows[i].text);
+    fprintf(stream, "%s%" PRIu64 "%s", before, k + v, rows[i].text);
     before = ", ";
   }
   if (*before == ',')

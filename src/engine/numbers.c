@@ -2,8 +2,8 @@
  */
 #include "numbers.h"
 
-#include "base/arithmetic.h"
 #include "stored_rows.h"
+#include "vector.h"
 
 #include <string.h>
 
@@ -36,13 +36,6 @@ void mha_numbers_widen(float *y, const void *x, int32_t element, int64_t n) {
     mha_rows_best()->widen(y, x, element, n);
 }
 
-int64_t mha_numbers_scratch(int32_t element, int64_t rows, int64_t columns) {
-  int64_t floats = 0;
-  if (element != MHA_F32 && !mha_multiply(rows, columns, &floats))
-    return INT64_MAX;
-  return floats;
-}
-
 mha_view mha_numbers_fetch(const mha_stored *w, float *scratch) {
   if (w->element == MHA_F32) {
     const mha_view view = {w->data, w->rows, w->columns, w->row_stride, w->column_stride};
@@ -64,13 +57,7 @@ mha_view mha_numbers_fetch(const mha_stored *w, float *scratch) {
 
 /* ---- products ---- */
 
-static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
-  for (int64_t r = 0; beta != 1.0f && r < rows; r++)
-    for (int64_t c = 0; c < columns; c++)
-      y[r * y_stride + c] = beta == 0.0f ? 0.0f : beta * y[r * y_stride + c];
-}
-
-void mha_numbers_multiply(float alpha, mha_view x, const mha_stored *w, float beta, float *y,
+static void multiply_rows(float alpha, mha_view x, const mha_stored *w, float beta, float *y,
                           int64_t y_stride) {
   const bool by_columns = w->column_stride != 1; /* stored rows are columns of W */
   int64_t row_bytes = 0;
@@ -86,9 +73,17 @@ void mha_numbers_multiply(float alpha, mha_view x, const mha_stored *w, float be
                               .x_stride = x.row_stride,
                               .y = y,
                               .y_stride = y_stride};
-  start_rows(beta, y, x.rows, w->columns, y_stride);
+  mha_vector_start_rows(beta, y, x.rows, w->columns, y_stride);
   if (by_columns)
     mha_rows_best()->dots(&p);
   else
     mha_rows_best()->sums(&p);
+}
+
+mha_status mha_numbers_multiply(const mha_engine *engine, float alpha, mha_view x,
+                                const mha_stored *w, float beta, float *y, int64_t y_stride) {
+  if (w->element == MHA_F32)
+    return engine->multiply(alpha, x, mha_numbers_fetch(w, NULL), beta, y, y_stride);
+  multiply_rows(alpha, x, w, beta, y, y_stride);
+  return MHA_OK;
 }

@@ -3,7 +3,7 @@
 #define MHA_SRC_ENGINE_NUMBERS_H
 
 #include "base/element.h"
-#include "view.h"
+#include "engine.h"
 
 /* A matrix of any element type in somebody's buffer. Strides count elements; one of them is 1, and
  * along it lie whole blocks. */
@@ -30,18 +30,14 @@ void mha_numbers_round(void *y, int32_t element, const float *x, int64_t n);
 /* y = the n numbers at x, of one type, in another, as mha_element_convert says. */
 void mha_numbers_convert(void *y, int32_t to, const void *x, int32_t from, int64_t n);
 
-/* Floats of scratch that mha_numbers_fetch needs for a matrix: none for float32. */
-int64_t mha_numbers_scratch(int32_t element, int64_t rows, int64_t columns);
-
-/* The same matrix as float32: as it lies, or widened into the scratch, dense, its stored rows one
- * after the other. */
+/* The same matrix as float32: as it lies, or widened into the scratch [rows·columns], dense, its
+ * stored rows one after the other. */
 mha_view mha_numbers_fetch(const mha_stored *stored, float *scratch);
 
-/* Y = alpha·X·W + beta·Y for few rows of X, whose columns have stride 1, and a W that is not stored
- * as float32: W is read once from end to end, and nothing is widened into memory. beta 0 writes Y
- * without reading it. Each number of Y comes about in the same way whatever the other rows of X
- * are. */
-void mha_numbers_multiply(float alpha, mha_view x, const mha_stored *w, float beta, float *y,
-                          int64_t y_stride);
+/* Y = alpha·X·W + beta·Y as the engine's multiply, with W as it is stored. float32 is the engine's;
+ * numbers of other types are for few rows of X, whose columns have stride 1: they are read once
+ * from end to end, and nothing is widened into memory. */
+mha_status mha_numbers_multiply(const mha_engine *engine, float alpha, mha_view x,
+                                const mha_stored *w, float beta, float *y, int64_t y_stride);
 
 #endif

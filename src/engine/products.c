@@ -5,6 +5,7 @@
 #include "base/arithmetic.h"
 #include "blas.h"
 #include "blas_threads.h"
+#include "vector.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -100,26 +101,13 @@ static void multiply_rows(float alpha, mha_view x, mha_view block, float *y, int
     mha_blas_gemv(alpha, x.data + r * x.row_stride, block, y + r * y_stride);
 }
 
-/* y = beta·y, without reading y where beta is 0: whether sgemv then clears a NaN differs between
- * versions and cores. */
-static void start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
-  for (int64_t r = 0; beta != 1.0f && r < rows; r++) {
-    float *row = y + r * y_stride;
-    if (beta == 0.0f)
-      memset(row, 0, (size_t)columns * sizeof *row);
-    else
-      for (int64_t c = 0; c < columns; c++)
-        row[c] *= beta;
-  }
-}
-
 /* A block of stored rows that are columns of W makes its own columns of y from all of x; one of
  * rows takes its own columns of x and adds to all of y. */
 static void multiply_few_rows(float alpha, mha_view x, const stored_matrix *w, float beta, float *y,
                               int64_t y_stride, int64_t block, bool pieces) {
   const bool large = w->rows * w->columns >= FEW_ROWS_SMALLEST_MATRIX;
   const bool dots = x.rows == 1 && w->by_out && large && w->columns <= LONGEST_ROW_FOR_DOT;
-  start_rows(beta, y, x.rows, w->view.columns, y_stride);
+  mha_vector_start_rows(beta, y, x.rows, w->view.columns, y_stride);
   for (int64_t first = 0; first < w->rows; first += block) {
     const int64_t n = mha_min(w->rows - first, block);
     const mha_view x_part = w->by_out ? x : mha_view_columns(x, first, n);

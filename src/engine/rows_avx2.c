@@ -3,9 +3,7 @@
 #include "stored_rows.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#include <immintrin.h>
-#include <stdbool.h>
+#include "rows_x86.h"
 
 #define LANES_CODE   __attribute__((target("avx2,fma,f16c")))
 #define LANES_NAME   "avx2"
@@ -60,10 +58,6 @@ INLINE_AVX float lanes_sum(lanes x) {
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-INLINE_AVX __m128i load_16_bytes(const unsigned char *x) {
-  return _mm_loadu_si128((const __m128i *)(const void *)x);
-}
-
 INLINE_AVX lanes lanes_from_half(const unsigned char *x) {
   return pair(_mm256_cvtph_ps(load_16_bytes(x)), _mm256_cvtph_ps(load_16_bytes(x + 16)));
 }
@@ -100,18 +94,10 @@ INLINE_AVX lanes lanes_scale(const unsigned char *x) {
 
 #include "rows_template.h"
 
-/* clang 14 does not know the name. */
-static bool has_f16c(void) {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-
 const mha_row_kernels *mha_rows_avx2(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() ? &kernels
-                                                                                       : NULL;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c()
+             ? &kernels
+             : NULL;
 }
 
 #else

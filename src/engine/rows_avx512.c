@@ -3,9 +3,7 @@
 #include "stored_rows.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <cpuid.h>
-#include <immintrin.h>
-#include <stdbool.h>
+#include "rows_x86.h"
 
 #define LANES_CODE    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 #define LANES_NAME    "avx512"
@@ -56,10 +54,6 @@ INLINE_AVX512 __m256i load_32_bytes(const unsigned char *x) {
   return _mm256_loadu_si256((const __m256i *)(const void *)x);
 }
 
-INLINE_AVX512 __m128i load_16_bytes(const unsigned char *x) {
-  return _mm_loadu_si128((const __m128i *)(const void *)x);
-}
-
 INLINE_AVX512 lanes lanes_from_half(const unsigned char *x) {
   return _mm512_cvtph_ps(load_32_bytes(x));
 }
@@ -85,19 +79,10 @@ INLINE_AVX512 lanes lanes_scale(const unsigned char *x) {
 
 #include "rows_template.h"
 
-/* clang 14 does not know the name. */
-static bool has_f16c(void) {
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-
 const mha_row_kernels *mha_rows_avx512(void) {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                 has_f16c()
+                 cpu_has_f16c()
              ? &kernels
              : NULL;
 }

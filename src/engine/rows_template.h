@@ -19,7 +19,7 @@
 #define LANES INT64_C(16)
 #define STEP  INT64_C(32)
 _Static_assert(STEP == MHA_BLOCK, "a step is a block");
-enum { LONG_ROW = 512, FETCHED_AHEAD_BYTES = 6144 };
+enum { FETCHED_AHEAD_BYTES = 6144 };
 
 typedef struct step {
   lanes low, high;
@@ -162,7 +162,7 @@ INLINE void dots_rows(int32_t element, int nw, const mha_rows_product *p, int64_
 
 INLINE void dots_as(int32_t element, const mha_rows_product *p) {
   int64_t j = 0;
-  for (; p->x_rows == 1 && p->columns >= LONG_ROW && j < p->rows; j++)
+  for (; p->x_rows == 1 && p->columns >= MHA_LONG_ROW && j < p->rows; j++)
     dot_long(element, p, j);
   for (; j + LANES_W <= p->rows; j += LANES_W)
     dots_rows(element, LANES_W, p, j);

@@ -19,9 +19,13 @@ typedef struct mha_rows_product {
   int64_t y_stride;
 } mha_rows_product;
 
-/* The kernels of an instruction set. Nothing beyond the arrays' ends is read. In which order the
- * products of a number are added depends on the counts of rows and columns and on the instruction
- * set, on nothing else. */
+/* From so many columns on a single row of X is multiplied in several sums. */
+enum { MHA_LONG_ROW = 512 };
+
+/* The kernels of an instruction set. Nothing beyond the arrays' ends is read. Each number of a
+ * result is summed in the same order, whatever the counts of rows are, but for a single row of X
+ * with long stored ones, see above. Between instruction sets fused multiplications make a
+ * difference, and in how many sums a long row is taken. */
 typedef struct mha_row_kernels {
   const char *name;
   /* y[n] = the n numbers at x, which are whole blocks. */

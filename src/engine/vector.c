@@ -4,9 +4,22 @@
 
 #include "clones.h"
 
+#include <string.h>
+
 MHA_CLONES void mha_vector_add(float *restrict y, const float *restrict x, int64_t n) {
   for (int64_t j = 0; j < n; j++)
     y[j] += x[j];
+}
+
+void mha_vector_start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride) {
+  for (int64_t r = 0; beta != 1.0f && r < rows; r++) {
+    float *row = y + r * y_stride;
+    if (beta == 0.0f)
+      memset(row, 0, (size_t)columns * sizeof *row);
+    else
+      for (int64_t c = 0; c < columns; c++)
+        row[c] *= beta;
+  }
 }
 
 MHA_CLONES void mha_vector_add_scaled(float *restrict y, const float *restrict x, float factor,

@@ -10,6 +10,10 @@
 /* y[j] += x[j]. */
 void mha_vector_add(float *y, const float *x, int64_t n);
 
+/* y = beta·y for rows that are y_stride apart, without reading y where beta is 0: whether a BLAS
+ * then clears a NaN differs between versions and cores. */
+void mha_vector_start_rows(float beta, float *y, int64_t rows, int64_t columns, int64_t y_stride);
+
 /* y[j] += factor·x[j]. */
 void mha_vector_add_scaled(float *y, const float *x, float factor, int64_t n);
 

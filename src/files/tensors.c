@@ -1,11 +1,10 @@
 /* Owns what a weights path holds: the tensors of a safetensors or GGUF file, or one per .npy file
- * of a folder, and their way to float32. */
+ * of a folder. */
 #define _XOPEN_SOURCE     700
 #define _FILE_OFFSET_BITS 64
 
 #include "tensors.h"
 
-#include "base/element.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "gguf.h"
@@ -18,7 +17,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -359,80 +357,4 @@ void mha_tensors_close(mha_raw_tensors *tensors) {
     mha_memory_release(&allocator, store, store->bytes);
   }
   memset(tensors, 0, sizeof *tensors);
-}
-
-/* ---- The numbers ----------------------------------------------------------------------------- */
-
-/* The mha_element of each type; -1 = none. */
-static const int32_t elements[] = {
-    [MHA_RAW_F32] = MHA_F32,   [MHA_RAW_F64] = -1,        [MHA_RAW_F16] = MHA_F16,
-    [MHA_RAW_BF16] = MHA_BF16, [MHA_RAW_Q8_0] = MHA_Q8_0, [MHA_RAW_Q4_0] = MHA_Q4_0,
-    [MHA_RAW_OTHER] = -1,
-};
-
-int32_t mha_tensor_element(const mha_raw_tensor *tensor) {
-  const int32_t element = elements[tensor->element];
-  const bool in_order = !tensor->column_major && tensor->big_endian == mha_machine_is_big_endian();
-  const bool aligned = element != MHA_F32 || (uintptr_t)tensor->data % alignof(float) == 0;
-  return in_order && aligned ? element : -1;
-}
-
-bool mha_tensor_is_usable(const mha_raw_tensor *tensor) {
-  return mha_tensor_element(tensor) == MHA_F32;
-}
-
-/* bfloat16 is the upper half of a float32. Only safetensors and GGUF have it, little-endian and
- * row-major. */
-static void convert_bfloat16(const mha_raw_tensor *tensor, float *target) {
-  for (int64_t i = 0; i < tensor->n_elements; i++) {
-    const unsigned char *source = tensor->data + 2 * i;
-    const uint32_t bits = (uint32_t)source[1] << 24 | (uint32_t)source[0] << 16;
-    memcpy(&target[i], &bits, sizeof bits);
-  }
-}
-
-/* n numbers, whole blocks; the arguments are right, so that it cannot fail. */
-static void widen(int32_t element, const void *source, float *target, int64_t n) {
-  const mha_status status = mha_element_convert(element, source, MHA_F32, target, n, NULL);
-  (void)status;
-}
-
-/* A block begins with its scale, of two bytes, which alone has an order. */
-static void convert_blocks(const mha_raw_tensor *tensor, float *target) {
-  unsigned char block[64];
-  const int32_t element = elements[tensor->element];
-  const size_t block_bytes = mha_element_bytes(element, MHA_BLOCK);
-  if (mha_tensor_element(tensor) == element) {
-    widen(element, tensor->data, target, tensor->n_elements);
-    return;
-  }
-  for (int64_t i = 0; i < tensor->n_elements; i += MHA_BLOCK) {
-    memcpy(block, tensor->data + (size_t)(i / MHA_BLOCK) * block_bytes, block_bytes);
-    const unsigned char first = block[0];
-    block[0] = block[1];
-    block[1] = first;
-    widen(element, block, target + i, MHA_BLOCK);
-  }
-}
-
-/* Every other type, as npy_numbers.c converts it. */
-static void convert_numbers(const mha_raw_tensor *tensor, float *target) {
-  mha_npy_header header = {.big_endian = tensor->big_endian,
-                           .column_major = tensor->column_major,
-                           .rank = tensor->rank,
-                           .n_elements = tensor->n_elements};
-  header.type = tensor->element == MHA_RAW_F16   ? MHA_NPY_F2
-                : tensor->element == MHA_RAW_F32 ? MHA_NPY_F4
-                                                 : MHA_NPY_F8;
-  memcpy(header.shape, tensor->shape, sizeof header.shape);
-  mha_npy_convert(&header, 0, tensor->n_elements, tensor->data, MHA_NPY_FLOATS, target);
-}
-
-void mha_tensor_convert(const mha_raw_tensor *tensor, float *target) {
-  if (tensor->element == MHA_RAW_BF16)
-    convert_bfloat16(tensor, target);
-  else if (tensor->element == MHA_RAW_Q8_0 || tensor->element == MHA_RAW_Q4_0)
-    convert_blocks(tensor, target);
-  else
-    convert_numbers(tensor, target);
 }

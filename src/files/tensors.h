@@ -59,12 +59,8 @@ mha_status mha_tensors_open_bytes(const char *name, const void *bytes, size_t n_
 /* Unmaps and frees everything and zeroes `tensors`; one that is all zero is ignored. */
 void mha_tensors_close(mha_raw_tensors *tensors);
 
-/* Whether the numbers can be used where they lie: float32 in this machine's byte order, row-major,
- * aligned as a float is. */
-bool mha_tensor_is_usable(const mha_raw_tensor *tensor);
-
-/* The mha_element as which the numbers can be used where they lie, of any type that is one; -1 =
- * they have to be converted. */
+/* The mha_element as which the numbers can be used where they lie: in this machine's byte order,
+ * row-major, float32 aligned as a float is; -1 = they have to be converted. */
 int32_t mha_tensor_element(const mha_raw_tensor *tensor);
 
 /* Converts all elements (of a type that is not OTHER) to row-major float32 at `target`

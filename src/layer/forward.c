@@ -41,8 +41,6 @@ static mha_status project_inputs(mha_forward_call *c) {
   float *partial = c->workspace.partial;
   const mha_projecting query = {.projection = &w->query,
                                 .partial = partial,
-                                .widened = c->workspace.widened,
-                                .widened_floats = c->workspace.widened_floats,
                                 .x = c->args.query,
                                 .y = c->workspace.q,
                                 .x_shape = c->query,
@@ -51,8 +49,6 @@ static mha_status project_inputs(mha_forward_call *c) {
   partial += mha_partial_floats(&w->query);
   const mha_projecting key = {.projection = &w->key,
                               .partial = partial,
-                              .widened = c->workspace.widened,
-                              .widened_floats = c->workspace.widened_floats,
                               .x = c->args.key,
                               .y = c->workspace.k,
                               .x_shape = c->key,
@@ -62,8 +58,6 @@ static mha_status project_inputs(mha_forward_call *c) {
   partial += mha_partial_floats(&w->key);
   const mha_projecting value = {.projection = &w->value,
                                 .partial = partial,
-                                .widened = c->workspace.widened,
-                                .widened_floats = c->workspace.widened_floats,
                                 .x = c->args.value,
                                 .y = c->workspace.v,
                                 .x_shape = c->value,
@@ -78,7 +72,7 @@ static mha_status project_inputs(mha_forward_call *c) {
     inputs[n++] = key;
     inputs[n++] = value;
   }
-  return mha_project(c->context, inputs, n);
+  return mha_project(c->context, inputs, n, c->workspace.widening);
 }
 
 /* Still 1., where the layer has them: RMS normalisation of Q and K, then rotary positions. */
@@ -139,8 +133,6 @@ static mha_status project_output(mha_forward_call *c, const float *concat) {
   const mha_projecting output = {
       .projection = &c->weights->output,
       .partial = c->workspace.partial,
-      .widened = c->workspace.widened,
-      .widened_floats = c->workspace.widened_floats,
       .x = concat,
       .y = c->args.output,
       .x_shape = c->concat,
@@ -149,7 +141,7 @@ static mha_status project_output(mha_forward_call *c, const float *concat) {
       .accumulate = c->args.accumulate != 0,
       .fill = true,
   };
-  return mha_project(c->context, &output, 1);
+  return mha_project(c->context, &output, 1, c->workspace.widening);
 }
 
 /* ---- trace ---- */
@@ -218,7 +210,7 @@ static bool has_work(const mha_forward_call *c) {
 
 static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->direct ? 0 : c->key.length;
-  if (c->in_cache)
+  if (c->in_cache) /* scratch depends on it */
     c->core.k.element = c->core.v.element = c->args.cache->sizes.type;
   const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->key.length,
                               mha_scratch_strides(c->weights), c->names->sizes};

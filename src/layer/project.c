@@ -62,6 +62,7 @@ enum { MOST_PARTS = 4 };
 typedef struct cut {
   const mha_engine *engine;
   const mha_projecting *p;
+  mha_widening widening;
   bool is_packed; /* multiplied by kernels */
   mha_packed packed;
   int64_t parts; /* 0 = not cut along the matrix's rows */
@@ -159,8 +160,8 @@ static bool use_kernels(const mha_context *context, const mha_projecting *p, mha
          mha_packed_find(context->kernels, w->packed, w->in, w->out, packed);
 }
 
-static cut make_cut(const mha_context *context, const mha_projecting *p) {
-  cut c = {.engine = context->engine, .p = p};
+static cut make_cut(const mha_context *context, const mha_projecting *p, mha_widening widening) {
+  cut c = {.engine = context->engine, .p = p, .widening = widening};
   c.is_packed = use_kernels(context, p, &c.packed);
   c.panel_rows = c.is_packed                ? MHA_PACKED_PANEL_ROWS
                  : is_stored(p->projection) ? WIDENED_PANEL_ROWS
@@ -259,12 +260,9 @@ static mha_status add_product(const panel *q, bool onto_nothing) {
   const mha_view x = mha_view_rows(q->x, q->rows, w->in, q->p->x_shape.row_stride);
   const mha_stored matrix = mha_stored_columns(mha_projection_matrix(w), q->column, q->columns);
   const float beta = onto_nothing ? 0.0f : 1.0f;
-  if (!is_stored(w))
-    return q->engine->multiply(1.0f, x, mha_numbers_fetch(&matrix, NULL), beta, q->y, q->y_stride);
-  if (q->rows > MHA_FEW_STORED_ROWS)
+  if (is_stored(w) && q->rows > MHA_FEW_STORED_ROWS)
     return add_pieces(q, x, &matrix, beta);
-  mha_numbers_multiply(1.0f, x, &matrix, beta, q->y, q->y_stride);
-  return MHA_OK;
+  return mha_numbers_multiply(q->engine, 1.0f, x, &matrix, beta, q->y, q->y_stride);
 }
 
 static mha_status project_panel(const panel *q) {
@@ -312,7 +310,7 @@ static panel make_panel(const cut *c, int32_t worker, int64_t run, int64_t row, 
       .engine = c->engine,
       .packed = c->is_packed ? &c->packed : NULL,
       .p = p,
-      .widened = p->widened ? p->widened + worker * p->widened_floats : NULL,
+      .widened = c->widening.room + worker * c->widening.floats,
       .x = p->x + run * p->x_shape.batch_stride + row * p->x_shape.row_stride,
       .y = row_place(p, run, row) + column,
       .y_stride = p->cached ? p->projection->out : p->y_shape.row_stride,
@@ -348,11 +346,8 @@ static mha_status project_part(const cut *c, int64_t part) {
   const int64_t end = (part + 1) * w->in / c->parts;
   const mha_view x = mha_view_rows(c->p->x + first, 1, end - first, end - first);
   const mha_stored rows = mha_stored_row_block(mha_projection_matrix(w), first, end - first);
-  float *y = c->p->partial + part * w->out;
-  if (!is_stored(w))
-    return c->engine->multiply(1.0f, x, mha_numbers_fetch(&rows, NULL), 0.0f, y, w->out);
-  mha_numbers_multiply(1.0f, x, &rows, 0.0f, y, w->out);
-  return MHA_OK;
+  return mha_numbers_multiply(c->engine, 1.0f, x, &rows, 0.0f, c->p->partial + part * w->out,
+                              w->out);
 }
 
 /* y = b, or y += b, and the partial sums in their order. */
@@ -391,11 +386,12 @@ int64_t mha_gathered_rows(int64_t entries, int64_t rows) {
   return entries > 1 ? mha_min(rows, MHA_FEW_ROWS) : 0;
 }
 
-mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n) {
+mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n,
+                       mha_widening widening) {
   project_job job = {.n = n};
   mha_task_list list = {.work = project_task, .job = &job};
   for (int k = 0; k < n; k++) {
-    job.cuts[k] = make_cut(context, &projections[k]);
+    job.cuts[k] = make_cut(context, &projections[k], widening);
     job.cuts[k].first_task = list.n_tasks;
     list.n_tasks += task_count(&job.cuts[k]);
     list.operations += operation_count(&job.cuts[k]);

@@ -23,10 +23,7 @@ typedef struct mha_projecting {
   mha_live_rows live;
   const mha_cache_rows *cached; /* not NULL: y is [n_entries][capacity][out] of a cache, and each
                                entry's rows go behind those that it has; y_shape is not used */
-  float *partial; /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
-  float *widened; /* for each worker room for mha_widened_floats, one after the other; not used for
-                     float32 */
-  int64_t widened_floats;
+  float *partial;  /* room for mha_partial_floats of a single row, or NULL: it is then not cut so */
   bool accumulate; /* y += x·W + b */
   bool fill;       /* rows that are not live count as x = 0: they become b */
 } mha_projecting;
@@ -50,7 +47,15 @@ bool mha_projection_tasks(const mha_projection *projection, int64_t entries, int
  * each entry. 0 = straight into the cache, where many rows make the copy the dearer way. */
 int64_t mha_gathered_rows(int64_t entries, int64_t rows);
 
-/* Runs n projections as one list of panels. Panels are cut by shape alone. */
-mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n);
+/* Where matrices of other types than float32 are widened: `floats` numbers for each worker, one
+ * room after the other. */
+typedef struct mha_widening {
+  float *room;
+  int64_t floats;
+} mha_widening;
+
+/* Runs n projections as one list of panels, which share the room. Panels are cut by shape alone. */
+mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n,
+                       mha_widening widening);
 
 #endif

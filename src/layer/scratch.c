@@ -4,7 +4,6 @@
 #include "attention/attention.h"
 #include "base/error.h"
 #include "engine/packed.h"
-#include "project.h"
 
 /* A call's sizes in its context, and offsets of the workspace's arrays, in the order of its struct.
  */
@@ -163,8 +162,8 @@ mha_status mha_scratch_take(mha_context *context, const mha_weights *weights,
     w->v = (float *)(void *)(context->arena + p.v);
     w->concat = (float *)(void *)(context->arena + p.concat);
     w->partial = (float *)(void *)(context->arena + p.partial);
-    w->widened = (float *)(void *)(context->arena + p.widened);
-    w->widened_floats = p.widened_floats;
+    w->widening.room = (float *)(void *)(context->arena + p.widened);
+    w->widening.floats = p.widened_floats;
   }
   core->engine = context->engine;
   core->is_laid = p.sizes.laid;

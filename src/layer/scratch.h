@@ -3,6 +3,7 @@
 #define MHA_SRC_LAYER_SCRATCH_H
 
 #include "attention/laid.h"
+#include "project.h"
 #include "runtime/context.h"
 #include "weights.h"
 
@@ -28,8 +29,7 @@ typedef struct mha_scratch {
   float *concat; /* [B·Lq][H·dv] */
   float
       *partial; /* mha_partial_floats of the query, key and value projections, or of the output's */
-  float *widened; /* for each worker widened_floats, which the projections share */
-  int64_t widened_floats;
+  mha_widening widening; /* which the projections share */
 } mha_scratch;
 
 /* Rows of Q in the workspace, and of V there or in a cache. */

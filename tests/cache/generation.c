@@ -514,6 +514,11 @@ int64_t generation_largest_chunk(void) {
   return p->window ? p->capacity - p->window - p->rollback + 1 : p->capacity;
 }
 
+void generation_prefill(int64_t tokens) {
+  for (int64_t left = tokens; left > 0; left -= at_most(left, generation_largest_chunk()))
+    free(generation_advance_for_bits(at_most(left, generation_largest_chunk()), NULL));
+}
+
 static void advance_unevenly(int64_t n) {
   const test_case *c = &run.f.c;
   int64_t counts[GENERATION_MOST_ENTRIES];

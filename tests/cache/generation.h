@@ -123,6 +123,9 @@ float *generation_advance_for_bits(int64_t n, const int64_t *counts);
 /* The most tokens that one call may bring. */
 int64_t generation_largest_chunk(void);
 
+/* Brings `tokens` in the largest chunks, without comparing. */
+void generation_prefill(int64_t tokens);
+
 typedef enum generation_schedule {
   GENERATION_AT_ONCE,
   GENERATION_IN_CHUNKS,

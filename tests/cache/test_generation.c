@@ -142,8 +142,7 @@ static void across_the_borders_of_parts(void **state) {
         if (ring)
           generation_set_ring(&plan, 100, 0, 301);
         generation_open(&plan);
-        for (int64_t left = starts[at]; left > 0; left -= at_most(left, generation_largest_chunk()))
-          free(generation_advance_for_bits(at_most(left, generation_largest_chunk()), NULL));
+        generation_prefill(starts[at]);
         for (int call = 0; call < 3; call++)
           generation_advance(n, NULL);
         for (int call = 0; call < 5; call++)

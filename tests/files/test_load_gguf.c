@@ -392,6 +392,13 @@ static void put_tiny(uint64_t n_tensors) {
   put_tiny_tensors();
 }
 
+/* The whole file, and a config that says nothing. */
+static void begin_tiny(mha_config *config) {
+  put_tiny(0);
+  gguf_data(&f, 32, TINY_BYTES);
+  MHA_INIT(config);
+}
+
 /* Adds a vector of n numbers; they lie one per 32 bytes behind the layer. */
 static void put_beside(const char *name, uint64_t n, int index) {
   gguf_tensor(&f, name, 1, n, 0, GGUF_F32, TINY_BYTES + 32 * (uint64_t)index);
@@ -505,9 +512,7 @@ static void metadata_fills_in_what_is_0(void **state) {
     mha_config config;
     mha_error error;
     test_note("row %zu", i);
-    put_tiny(0);
-    gguf_data(&f, 32, TINY_BYTES);
-    MHA_INIT(&config);
+    begin_tiny(&config);
     config.rope = rows[i].rope;
     config.rotary_size = rows[i].rotary_size;
     config.rope_base = rows[i].base;
@@ -548,9 +553,7 @@ static void the_caller_may_contradict(void **state) {
     mha_config config;
     mha_error error;
     test_note("row %zu", i);
-    put_tiny(0);
-    gguf_data(&f, 32, TINY_BYTES);
-    MHA_INIT(&config);
+    begin_tiny(&config);
     config.n_heads = rows[i].heads;
     config.n_kv_heads = rows[i].kv_heads;
     config.head_size = rows[i].size;

@@ -342,7 +342,7 @@ static void other_arrays_in_a_folder(void **state) {
     assert_string_equal(x->type, types[i]);
     assert_int_equal(x->rank + x->n_elements + (int64_t)x->bytes, 0);
     assert_null(x->data);
-    assert_false(mha_tensor_is_usable(x));
+    assert_int_equal(mha_tensor_element(x), -1);
     mha_tensors_close(&tensors);
   }
   test_put_file("files/x.npy", "no array", 8);
@@ -540,12 +540,12 @@ static void usable_where_they_lie(void **state) {
   put_npy("files/integer.npy", "'<i4'", false, "(2, 3)", six, sizeof six);
   open_well("files", false, &tensors);
   const bool big_endian_machine = *(const unsigned char *)&(const uint16_t){1} == 0;
-  assert_int_equal(mha_tensor_is_usable(find(&tensors, "row")), !big_endian_machine);
-  assert_int_equal(mha_tensor_is_usable(find(&tensors, "list")), !big_endian_machine);
-  assert_int_equal(mha_tensor_is_usable(find(&tensors, "big")), big_endian_machine);
-  assert_false(mha_tensor_is_usable(find(&tensors, "column")));
-  assert_false(mha_tensor_is_usable(find(&tensors, "half")));
-  assert_false(mha_tensor_is_usable(find(&tensors, "integer")));
+  assert_int_equal(mha_tensor_element(find(&tensors, "row")), big_endian_machine ? -1 : MHA_F32);
+  assert_int_equal(mha_tensor_element(find(&tensors, "list")), big_endian_machine ? -1 : MHA_F32);
+  assert_int_equal(mha_tensor_element(find(&tensors, "big")), big_endian_machine ? MHA_F32 : -1);
+  assert_int_equal(mha_tensor_element(find(&tensors, "column")), -1);
+  assert_int_equal(mha_tensor_element(find(&tensors, "half")), big_endian_machine ? -1 : MHA_F16);
+  assert_int_equal(mha_tensor_element(find(&tensors, "integer")), -1);
   mha_tensors_close(&tensors);
   for (int spaces = 0; spaces < 4; spaces++) {
     char header[128];
@@ -557,7 +557,7 @@ static void usable_where_they_lie(void **state) {
     open_well("files/w", false, &tensors);
     test_note("data at byte %d", 8 + used);
     if (!big_endian_machine)
-      assert_int_equal(mha_tensor_is_usable(&tensors.items[0]), used % 4 == 0);
+      assert_int_equal(mha_tensor_element(&tensors.items[0]), used % 4 == 0 ? MHA_F32 : -1);
     mha_tensor_convert(&tensors.items[0], numbers);
     test_same_bits("w", (test_shape){{6, 1, 1, 1}}, numbers, six);
     mha_tensors_close(&tensors);

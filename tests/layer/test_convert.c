@@ -178,21 +178,28 @@ static void borrowed_numbers_are_the_callers(void **state) {
     }
 }
 
+/* A layer that lacks some matrices; the others have a type each. */
+static void build_without(unsigned absent, unsigned biases, const int32_t types[4]) {
+  test_build(&f, &(test_case){.seed = absent,
+                              .Lq = 3,
+                              .H = 2,
+                              .d = 16,
+                              .source = TEST_SELF,
+                              .absent = absent,
+                              .biases = biases,
+                              .query_type = types[0],
+                              .key_type = types[1],
+                              .value_type = types[2],
+                              .output_type = types[3]});
+}
+
 /* An absent matrix is shown as one. What is shown makes the same layer again. */
 static void absent_matrices(void **state) {
   (void)state;
   for (unsigned absent = 0; absent <= TEST_ALL; absent++) {
     mha_weights *again = NULL;
     mha_error error;
-    test_build(&f, &(test_case){.seed = absent,
-                                .Lq = 3,
-                                .H = 2,
-                                .d = 16,
-                                .source = TEST_SELF,
-                                .absent = absent,
-                                .biases = 6,
-                                .key_type = MHA_Q8_0,
-                                .output_type = MHA_BF16});
+    build_without(absent, 6, (const int32_t[]){MHA_F32, MHA_Q8_0, MHA_F32, MHA_BF16});
     mha_weights *weights = create();
     mha_matrices m = matrices_of(weights);
     for (int which = 0; which < 4; which++)
@@ -319,17 +326,7 @@ static void layers_of_several_types(void **state) {
     for (int32_t to = 0; to < N_TYPES; to++) {
       mha_weights *converted = NULL;
       mha_error error;
-      test_build(&f, &(test_case){.seed = absent,
-                                  .Lq = 3,
-                                  .H = 2,
-                                  .d = 16,
-                                  .source = TEST_SELF,
-                                  .absent = absent,
-                                  .biases = 9,
-                                  .query_type = MHA_F16,
-                                  .key_type = MHA_Q8_0,
-                                  .value_type = MHA_F32,
-                                  .output_type = MHA_Q4_0});
+      build_without(absent, 9, (const int32_t[]){MHA_F16, MHA_Q8_0, MHA_F32, MHA_Q4_0});
       mha_weights *weights = create();
       test_expect(mha_weights_convert(weights, to, NULL, &converted, &error), MHA_OK, &error);
       const mha_matrices m = matrices_of(converted);
