@@ -63,12 +63,12 @@ void mha_model_print(const mha_model_info *m, FILE *stream) {
   print_rope(m, stream);
 }
 
-/* Bytes of a row of heads, 0 = the type cannot hold them. Where the heads are not known neither are
- * blocks, which are cut at each. */
+/* Bytes of a row of heads, 0 = the type cannot hold them. Blocks are cut at each head, so where the
+ * heads are not known, or do not divide the row, there are none. */
 static uint64_t row_bytes(int32_t element, int64_t width, int64_t n_heads) {
-  if (n_heads <= 0)
+  if (n_heads <= 0 || width % n_heads != 0)
     return element == MHA_Q8_0 ? 0 : mha_element_bytes(element, width);
-  return width % n_heads == 0 ? (uint64_t)n_heads * mha_element_bytes(element, width / n_heads) : 0;
+  return (uint64_t)n_heads * mha_element_bytes(element, width / n_heads);
 }
 
 void mha_model_print_cache(int64_t key, int64_t value, int64_t n_kv_heads, FILE *stream) {
