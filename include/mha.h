@@ -783,6 +783,14 @@ MHA_API MHA_MUST_CHECK mha_status mha_context_create(const mha_context_options *
 /** Frees the context and its scratch. It must not be inside a call. NULL is ignored. */
 MHA_API void mha_context_destroy(mha_context *context);
 
+/** What a shape is for beside mha_forward or mha_attend. */
+typedef enum mha_backward_use {
+  MHA_BACKWARD_NONE = 0,      /**< nothing */
+  MHA_BACKWARD_WITH_TAPE = 1, /**< mha_forward with a tape, and mha_backward with it; without
+                                   weights mha_attend_backward with log_sum_exp */
+  MHA_BACKWARD_ALONE = 2      /**< the same without, which takes more */
+} mha_backward_use;
+
 /** The sizes that decide how much scratch a call needs. */
 typedef struct mha_shape {
   size_t struct_size;      /**< set by MHA_INIT */
@@ -797,7 +805,7 @@ typedef struct mha_shape {
   int64_t head_size;       /**< d, likewise; 0 = value_head_size */
   int32_t cache_type;      /**< where `cached` is set: mha_element of the cache; in mha_attend of k
                                 and v, if only one of them is MHA_F32 that of the other */
-  int32_t reserved;        /**< 0 */
+  int32_t backward;        /**< mha_backward_use: whether it is for training too */
 } mha_shape;
 
 /**
@@ -893,15 +901,23 @@ typedef struct mha_bias {
  * no key gets the attention result 0. Hidden keys and values have no influence at all, not even if
  * they hold NaN, and rows beyond a length need not be readable. Intermediate results must fit
  * float32: scale·q·k, and the sum of exp(s − max)·|v| over the visible keys.
+ *
+ * Dropout: with probability p a weight is multiplied by 0, otherwise by 1/(1 − p), after the
+ * softmax and before P·V; weights that are asked for are those before. Weight (b, h, i, j) is kept
+ * when a random word of 32 bits is at least p·2³². It is word e mod 4 of Philox4x32-10 ("Parallel
+ * Random Numbers: As Easy as 1, 2, 3", 2011) with dropout_seed as key and with the counter (e/4,
+ * dropout_call), each as two words, the low one first, and e = ((b·H + h)·Lq + i)·Lk + j. So the
+ * same numbers drop the same weights on any machine, by any number of threads, and backward as
+ * forward. A layer needs a seed of its own.
  */
 typedef struct mha_rules {
   size_t struct_size;     /**< set by MHA_INIT */
   uint32_t flags;         /**< MHA_SCALE | MHA_SOFTCAP | MHA_WINDOW, as they apply */
   int32_t causal;         /**< nonzero: j ≤ i + off[b] */
   int32_t alignment;      /**< mha_alignment */
-  int32_t reserved;       /**< 0 */
   float scale;            /**< with MHA_SCALE: overrides the layer's; finite */
   float softcap;          /**< if not 0, or with MHA_SOFTCAP: overrides the layer's; ≥ 0 */
+  float dropout;          /**< p of the dropout, see below; 0 ≤ p < 1, 0 = none */
   int64_t offset;         /**< off[b] of every entry under MHA_ALIGN_OFFSET */
   const int64_t *offsets; /**< [B], off[b] each under MHA_ALIGN_OFFSET; NULL = offset */
   int64_t window_left;    /**< with MHA_WINDOW: j ≥ i + off[b] − window_left; −1 = open */
@@ -921,6 +937,9 @@ typedef struct mha_rules {
   mha_bias bias;                /**< additive mask or position bias */
   const float *alibi_slopes;    /**< [H], finite; NULL = none ("Train Short, Test Long", 2022) */
   const float *sinks;           /**< [H] extra logits without a value; −∞ = none; NULL = none */
+  uint64_t dropout_seed;        /**< of the random numbers, where dropout is not 0 */
+  uint64_t dropout_call;        /**< number of the call, such as the training step: another one
+                                     drops other weights */
 } mha_rules;
 
 /** What step 3 is asked for beside its output. Asking changes no bit of the output. */
@@ -1058,6 +1077,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_self_attention(mha_context *context,
                                                      int64_t batch, int64_t length, float *output,
                                                      mha_error *error);
 
+/** What a call of mha_forward keeps for mha_backward, see mha_tape_create. */
+typedef struct mha_tape mha_tape;
+
 /**
  * Bit of flags in mha_forward_args and mha_attend_args: a size of 0 is meant. A batch, a length or
  * a number of sequences of 0 is legal, and mostly one that was forgotten: without the bit it is
@@ -1112,6 +1134,8 @@ typedef struct mha_forward_args {
   const int64_t *query_positions; /**< [B][Lq] rotary positions instead of the counted ones, or
                                        NULL; packed: [rows]. query_position is added to them too */
   const int64_t *key_positions;   /**< [B][Lk] of the rows of key, likewise */
+  mha_tape *tape; /**< receives what mha_backward would have to compute again; NULL = nothing is
+                       kept. Not with a cache. Changes no bit of any result */
 } mha_forward_args;
 
 /**
@@ -1209,11 +1233,172 @@ typedef struct mha_merge_args {
  */
 MHA_API MHA_MUST_CHECK mha_status mha_merge(const mha_merge_args *args, mha_error *error);
 
+/* ---- Training -------------------------------------------------------------------------------- */
+
+/*
+ * The gradients of a loss whose gradient with respect to the output is dy, that is of Σ dy∘output:
+ *
+ *     dWo = concatᵀ·dy,  dbo = Σ dy,  dO = dy·Woᵀ                      (rows of all entries summed)
+ *     dV = Pᵀ·dO,  dP = dO·Vᵀ,  D_i = Σ_c dO_ic·O_ic,  dF = P∘(dP − D)      per head; F: the final
+ *     dbias = dF,  dslope_h = −Σ dF_ij·|i + off − j|,  dsink_h = −Σ_i P_sink·D_i             scores
+ *     dS = scale·dF∘(1 − (capped/c)²),  dQ = dS·K,  dK = dSᵀ·Q
+ *     back through the rotary positions and the normalisations of Q and K
+ *     dWq = queryᵀ·dQ,  dbq = Σ dQ,  dquery = dQ·Wqᵀ, likewise of K and V
+ *
+ * With dropout dV has the weights that were kept and dP is dropped likewise. The probabilities are
+ * made again, a tile at a time, from the scores and each row's maximum and sum (after
+ * "FlashAttention", 2022), so memory grows with Lq + Lk. What is summed over query heads that share
+ * a key head, over entries or over rows is summed in an order that shapes alone decide: the same
+ * bits for any number of threads. Asking for fewer gradients changes no bit of the others.
+ *
+ * A hidden token gets exactly 0, NaN in it reaches nothing, and a query that sees no key passes
+ * nothing back. A NaN that is seen makes NaN of what it meets. Through boolean masks, lengths, the
+ * scale, rotary tables and results asked for nothing passes.
+ */
+
+/**
+ * Makes an empty tape: it holds Q, K and V as projected and prepared, concat and the statistics of
+ * each softmax of one call. mha_forward fills it, growing it where that is needed, and a later call
+ * may fill it again; on failure it is empty.
+ * Thread rule: one call fills it, or any number of mha_backward read it.
+ * @param allocator NULL = the C library.
+ * @param tape      receives it; free it with mha_tape_destroy. NULL on failure. Not NULL.
+ * @param error     receives the outcome, or NULL.
+ * Errors: NULL, MEMORY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_tape_create(const mha_allocator *allocator, mha_tape **tape,
+                                                  mha_error *error);
+
+/** Frees the tape. No call may be using it. NULL is ignored. */
+MHA_API void mha_tape_destroy(mha_tape *tape);
+
+/**
+ * The memory that a tape takes for a call of this shape: grows with Lq + Lk.
+ * @param weights the layer; not NULL.
+ * @param shape   batch, query_length, key_length and packed count; not NULL.
+ * @param bytes   receives the answer. Not NULL.
+ * @param error   receives the outcome, or NULL.
+ * Errors: NULL, STRUCT_SIZE, SIZE, VALUE, OVERFLOW, UNSUPPORTED (a cache).
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_tape_bytes(const mha_weights *weights, const mha_shape *shape,
+                                                 size_t *bytes, mha_error *error);
+
+/**
+ * Allocates now what calls up to this shape need; with mha_context_reserve for the same shape and
+ * MHA_BACKWARD_WITH_TAPE neither mha_forward nor mha_backward then allocates anything. What the
+ * tape held is gone. Parameters and errors as in mha_tape_bytes, and MEMORY (the tape stays as it
+ * was).
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_tape_reserve(mha_tape *tape, const mha_weights *weights,
+                                                   const mha_shape *shape, mha_error *error);
+
+/**
+ * What comes from above, and the gradients that are wanted: each NULL = not wanted. A gradient lies
+ * as the thing itself: strides, orientation and leading dimension are the same, its numbers are
+ * float32 whatever the type of the thing, and what lies between its rows is not touched. Gradients
+ * overlap nothing else that the call reads or writes, and no two elements of one share an address.
+ */
+typedef struct mha_backward_args {
+  size_t struct_size;      /**< set by MHA_INIT */
+  uint32_t flags;          /**< 0 */
+  int32_t accumulate;      /**< nonzero: gradients are added to what is there (micro-batches);
+                                0: they overwrite it */
+  const float *dy;         /**< [B][Lq][Eo]; not NULL where there are rows. Rows beyond
+                                query_lengths are read for d_bo alone: they are bo */
+  int64_t dy_batch_stride; /**< of dy, from one batch entry to the next; 0 = dense */
+  int64_t dy_row_stride;   /**< of dy, from one row to the next; 0 = dense */
+  float *d_query;          /**< as args.query. Where that is also key or value, because those are
+                                NULL, it is the sum over all that it serves as */
+  float *d_key;            /**< as args.key, value's share included where that is NULL; NULL where
+                                args.key is */
+  float *d_value;          /**< as args.value; NULL where that is */
+  float *d_wq;             /**< as Wq; NULL where the layer has none, as of all below */
+  float *d_wk;             /**< as Wk */
+  float *d_wv;             /**< as Wv */
+  float *d_wo;             /**< as Wo */
+  float *d_bq;             /**< [H·d] */
+  float *d_bk;             /**< [G·d] */
+  float *d_bv;             /**< [G·dv] */
+  float *d_bo;             /**< [Eo] */
+  float *d_query_norm;     /**< [d] or [H·d]; also where the layer's is NULL, as ones */
+  float *d_key_norm;       /**< [d] or [G·d], likewise */
+  float *d_bias;           /**< as rules.bias, over whose extents of 1 it is summed; 0 where the
+                                bias is −∞ or its key hidden. It costs the scores once more */
+  float *d_alibi_slopes;   /**< [H] */
+  float *d_sinks;          /**< [H], of the layer's sinks or of those of the call */
+  const mha_tape *tape;    /**< what mha_forward kept of this very call; NULL = it is computed
+                                again */
+} mha_backward_args;
+
+/**
+ * The way back through one layer call.
+ * @param context scratch; not NULL.
+ * @param weights the layer of the forward call, its numbers unchanged since; not NULL. Gradients of
+ *                inputs pass through matrices of any type.
+ * @param args    the arguments of the forward call; not NULL. output, accumulate, results and tape
+ *                are not looked at: an output that was added to something (a residual) passes dy on
+ *                to that as it is.
+ * @param back    not NULL; not kept.
+ * @param error   receives the outcome, or NULL.
+ * With MHA_ENGINE_XSMM products are as in MHA_ENGINE_BLAS. A trace shows "d_concat" [B][Lq][H·dv],
+ * "d_heads" [B][H][Lq][dv], "d_Q" [B][Lq][H·d], "d_K" [B][Lk][G·d], "d_V" [B][Lk][G·dv], all five
+ * as the forward call's trace shows the things themselves, and then the gradients of the inputs
+ * that are wanted, "d_query", "d_key" and "d_value". Errors: any class but IO and FORMAT; nothing
+ * is written then. UNSUPPORTED: a cache. WEIGHTS: a gradient of something that the layer or the
+ * call has not. VALUE: a tape that is empty or was filled by a call of another layer or of other
+ * sizes.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_backward(mha_context *context, const mha_weights *weights,
+                                               const mha_forward_args *args,
+                                               const mha_backward_args *back, mha_error *error);
+
+/** What comes from above of step 3 alone, and the gradients that are wanted, as in
+ *  mha_backward_args. */
+typedef struct mha_attend_backward_args {
+  size_t struct_size;       /**< set by MHA_INIT */
+  uint32_t flags;           /**< 0 */
+  int32_t accumulate;       /**< as in mha_backward_args */
+  const float *dy;          /**< [B][Lq][H][dv]; rows beyond query_lengths are not read */
+  int64_t dy_batch_stride;  /**< from one batch entry to the next; all three 0 = dense, and one
+                                 counts only where its extent exceeds 1 */
+  int64_t dy_row_stride;    /**< from one row to the next */
+  int64_t dy_head_stride;   /**< from one head to the next */
+  const float *log_sum_exp; /**< [B][H][Lq], what the forward call gave as
+                                 mha_results.log_sum_exp; args.output must then hold what it wrote.
+                                 NULL = both are computed again, args.output is not looked at */
+  float *d_q;               /**< as q */
+  float *d_k;               /**< as k, as float32 */
+  float *d_v;               /**< as v, as float32 */
+  float *d_bias;            /**< as rules.bias, as in mha_backward_args */
+  float *d_alibi_slopes;    /**< [H] */
+  float *d_sinks;           /**< [H] */
+} mha_attend_backward_args;
+
+/**
+ * The way back through mha_attend.
+ * @param context scratch; not NULL.
+ * @param q     as in mha_attend, likewise k and v.
+ * @param k     likewise.
+ * @param v     likewise.
+ * @param args  the arguments of the forward call; not NULL. results is not looked at, nor is output
+ *              without log_sum_exp.
+ * @param back  not NULL; not kept.
+ * @param error receives the outcome, or NULL.
+ * Errors: any class but IO and FORMAT; nothing is written then. WEIGHTS: a gradient of something
+ * that the call has not.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_attend_backward(mha_context *context, const mha_tensor *q,
+                                                      const mha_tensor *k, const mha_tensor *v,
+                                                      const mha_attend_args *args,
+                                                      const mha_attend_backward_args *back,
+                                                      mha_error *error);
+
 /* ---- Trace ----------------------------------------------------------------------------------- */
 
 /** One step's data, as it lies: element (i0, i1, …) is data[i0·strides[0] + i1·strides[1] + …]. */
 typedef struct mha_trace_step {
-  const char *name;   /**< "Q", "K", "V", "weights", "heads", "concat" or "output" */
+  const char *name;   /**< "Q", "K", "V", "weights", "heads", "concat" or "output"; of mha_backward
+                           see there */
   const float *data;  /**< valid during the callback only */
   int32_t rank;       /**< 3 or 4 */
   int64_t shape[4];   /**< Q [B][Lq][H·d], K [B][Lk][G·d], V [B][Lk][G·dv], heads [B][H][Lq][dv],

@@ -24,8 +24,10 @@ static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
     status = mha_require_at_least(shape.n_kv_heads, 0, "shape.n_kv_heads", error);
   if (!status && !weights)
     status = mha_require_at_least(shape.head_size, 0, "shape.head_size", error);
-  if (!status)
-    status = mha_require_reserved(shape.reserved, "shape.reserved", error);
+  if (!status && (shape.backward < MHA_BACKWARD_NONE || shape.backward > MHA_BACKWARD_ALONE))
+    status =
+        mha_fail(error, MHA_ERROR_VALUE, "shape.backward is %d; rule: a value of mha_backward_use",
+                 (int)shape.backward);
   if (!status)
     status =
         mha_require_kv_element(shape.cache_type, "shape", ".cache_type", MHA_ERROR_VALUE, error);

@@ -19,8 +19,6 @@ mha_status mha_rules_read(mha_asked *asked, const mha_rules *rules, const mha_re
     status = mha_read_struct(&asked->results, sizeof asked->results, MHA_FIRST_RESULTS, results,
                              "results", error);
   if (!status)
-    status = mha_require_reserved(asked->rules.reserved, "rules.reserved", error);
-  if (!status)
     status = mha_require_reserved(asked->results.reserved, "results.reserved", error);
   return status;
 }

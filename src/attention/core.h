@@ -32,6 +32,13 @@ typedef struct mha_laid {
   const mha_kernel *copied_values[MHA_VALUE_KERNELS]; /* and with a dense copy */
 } mha_laid;
 
+/* Which weights are dropped, see mha_rules. */
+typedef struct mha_dropout {
+  uint32_t threshold; /* random words below it drop theirs; 0 = none is dropped */
+  float factor;       /* of those that stay: 1/(1 - p) */
+  uint64_t seed, call;
+} mha_dropout;
+
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   const mha_engine *engine;
@@ -44,7 +51,8 @@ typedef struct mha_core {
   float *output;     /* [B][Lq][H][dv] */
   int64_t output_batch_stride, output_row_stride, output_head_stride;
   float scale, softcap;
-  const float *sinks;  /* [H] or NULL */
+  const float *sinks; /* [H] or NULL */
+  mha_dropout dropout;
   mha_results results; /* what is asked for beside the output */
   float *row_max;      /* [B][H][Lq], of the final scores; -inf = the query sees no key */
   float *row_sum;      /* [B][H][Lq], of exp(score - max), without the sink */

@@ -19,13 +19,15 @@ enum {
   MHA_FIRST_LAYER_INFO = MHA_ENDS_BEHIND(mha_layer_info, parts),
   MHA_FIRST_MODEL_INFO = MHA_ENDS_BEHIND(mha_model_info, rope),
   MHA_FIRST_CONTEXT_OPTIONS = MHA_ENDS_BEHIND(mha_context_options, reserved),
-  MHA_FIRST_SHAPE = MHA_ENDS_BEHIND(mha_shape, reserved),
-  MHA_FIRST_RULES = MHA_ENDS_BEHIND(mha_rules, sinks),
+  MHA_FIRST_SHAPE = MHA_ENDS_BEHIND(mha_shape, backward),
+  MHA_FIRST_RULES = MHA_ENDS_BEHIND(mha_rules, dropout_call),
   MHA_FIRST_RESULTS = MHA_ENDS_BEHIND(mha_results, log_sum_exp),
   MHA_FIRST_CACHE_OPTIONS = MHA_ENDS_BEHIND(mha_cache_options, reserved),
-  MHA_FIRST_FORWARD_ARGS = MHA_ENDS_BEHIND(mha_forward_args, key_positions),
+  MHA_FIRST_FORWARD_ARGS = MHA_ENDS_BEHIND(mha_forward_args, tape),
   MHA_FIRST_ATTEND_ARGS = MHA_ENDS_BEHIND(mha_attend_args, results),
-  MHA_FIRST_MERGE_ARGS = MHA_ENDS_BEHIND(mha_merge_args, log_sum_exp)
+  MHA_FIRST_MERGE_ARGS = MHA_ENDS_BEHIND(mha_merge_args, log_sum_exp),
+  MHA_FIRST_BACKWARD_ARGS = MHA_ENDS_BEHIND(mha_backward_args, tape),
+  MHA_FIRST_ATTEND_BACKWARD_ARGS = MHA_ENDS_BEHIND(mha_attend_backward_args, d_sinks)
 };
 
 /* Copies a caller's struct, whose first member is its size, into the zeroed `known` of

@@ -347,9 +347,9 @@ static void shapes_of_no_type(void **state) {
       baseline_expect_error(mha_context_reserve(context, weights, &shape, &error), MHA_ERROR_VALUE,
                             &error, "shape.cache_type");
       shape.cache_type = MHA_F16;
-      shape.reserved = 1;
+      shape.backward = 3;
       baseline_expect_error(mha_workspace_bytes(context, weights, &shape, &bytes, &error),
-                            MHA_ERROR_VALUE, &error, "shape.reserved");
+                            MHA_ERROR_VALUE, &error, "shape.backward");
       mha_context_destroy(context);
       mha_weights_destroy(weights);
       test_release(&fixture);
