@@ -41,6 +41,7 @@ set(MHA_SOURCES
     src/attention/visibility.c
     src/engine/softmax.c
     src/engine/vector.c
+    src/engine/philox.c
     src/runtime/trace.c
     src/engine/engine.c
     src/engine/products.c
