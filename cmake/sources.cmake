@@ -32,6 +32,7 @@ set(MHA_SOURCES
     src/attention/poison.c
     src/attention/parts.c
     src/attention/core.c
+    src/attention/dropout.c
     src/cache/cache.c
     src/cache/append.c
     src/cache/cache_rows.c
