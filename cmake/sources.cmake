@@ -40,6 +40,7 @@ set(MHA_SOURCES
     src/attention/poison.c
     src/attention/parts.c
     src/attention/core.c
+    src/attention/dropout.c
     src/cache/cache.c
     src/cache/append.c
     src/cache/cache_rows.c
@@ -53,6 +54,7 @@ set(MHA_SOURCES
     src/engine/softmax.c
     src/engine/vector.c
     src/engine/derivative.c
+    src/engine/philox.c
     src/runtime/trace.c
     src/engine/engine.c
     src/engine/products.c

@@ -299,7 +299,7 @@ static void weigh_row(const oracle_problem *p, int64_t h, int64_t n, row *r) {
   }
 }
 
-static void store_head(const oracle_problem *p, const sequence *s, int64_t h, int64_t i,
+static void store_head(const oracle_problem *p, const sequence *s, int64_t b, int64_t h, int64_t i,
                        const row *r, oracle_result *result) {
   const int64_t g = h / (p->H / p->G);
   const int64_t at = (s->first_query + i) * p->H * p->dv + h * p->dv;
@@ -308,9 +308,10 @@ static void store_head(const oracle_problem *p, const sequence *s, int64_t h, in
     const double *v = result->v.value + (s->first_key + j) * p->G * p->dv + g * p->dv;
     if (is_hidden(r->s[2][j]))
       continue;
+    const double weight = p->kept ? r->p[j] * p->kept[cell(p, b, h, i, j)] : r->p[j];
     for (int64_t c = 0; c < p->dv; c++) {
-      sum[c] += r->p[j] * v[c];
-      size[c] += r->p[j] * fabs(v[c]);
+      sum[c] += weight * v[c];
+      size[c] += weight * fabs(v[c]);
     }
   }
   for (int64_t c = 0; c < p->dv; c++)
@@ -367,7 +368,7 @@ static void attend(const oracle_problem *p, const sequence *s, int64_t b, oracle
       const double *q = result->q.value + (s->first_query + i) * p->H * p->d + h * p->d;
       score_row(p, s, q, keys, b, h, i, &r);
       weigh_row(p, h, s->length_k, &r);
-      store_head(p, s, h, i, &r, result);
+      store_head(p, s, b, h, i, &r, result);
       store_lse(p, s, b, h, i, &r, result);
       store_stages(p, s, b, h, i, &r, result);
     }

@@ -63,6 +63,8 @@ typedef struct oracle_problem {
   const double *bias;           /* [B][H][Lq][Lk] or NULL */
   const double *slopes;         /* [H] or NULL */
   const double *sinks;          /* [H] or NULL */
+  const double *kept; /* [B][H][Lq][Lk] what each weight is multiplied by after the softmax, or NULL
+                       */
 } oracle_problem;
 
 /* A value and the greatest distance from it that the contract allows, element by element. */
