@@ -252,14 +252,10 @@ static void back_through_row(void *user, const oracle_row *row) {
   const int64_t g = row->h / (p->H / p->G);
   const double *dheads = t->output.dx->value + (row->query * p->H + row->h) * p->dv;
   const double sum = back_to_weights(t, row, g, dheads);
-  bool sees = false;
-  for (int64_t j = 0; j < row->n_keys; j++) {
-    if (!is_seen(row, j))
-      continue;
-    sees = true;
-    back_from_score(t, row, g, j, row->weights[j] * (t->df[j] - sum));
-  }
-  if (sees && p->sinks && !(isinf(p->sinks[row->h]) && p->sinks[row->h] < 0))
+  for (int64_t j = 0; j < row->n_keys; j++)
+    if (is_seen(row, j))
+      back_from_score(t, row, g, j, row->weights[j] * (t->df[j] - sum));
+  if (p->sinks && !(isinf(p->sinks[row->h]) && p->sinks[row->h] < 0))
     t->gradients->sinks.value[row->h] -= sum / (1.0 + exp(row->lse - p->sinks[row->h]));
 }
 
