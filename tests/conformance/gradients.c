@@ -33,7 +33,8 @@ static void run_case(const char *path, const char *name, void *user) {
   grad_case c;
   if (grad_case_open(path, &c) && strcmp(conf_text(&c.base, "name"), name) != 0)
     conf_fail(&c.base, "case.json is that of \"%s\"", conf_text(&c.base, "name"));
-  if (c.base.outcome == CONF_PASS && grad_judge(&c) && grad_run(&c, all->context))
+  if (c.base.outcome == CONF_PASS && grad_judge(&c) && grad_all_done(&c) &&
+      grad_run(&c, all->context))
     grad_all_done(&c);
   report(&c, name);
   all->passed += c.base.outcome == CONF_PASS;

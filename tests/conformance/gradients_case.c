@@ -42,6 +42,8 @@ bool grad_all_done(grad_case *c) {
     return conf_fail(&c->base, "the input %s is not known", input);
   if (expected)
     return conf_fail(&c->base, "%s is expected and was not compared", expected);
+  for (int i = 0; i < c->expected.n; i++)
+    c->expected.items[i].done = false;
   return c->expected.n > 1 || conf_fail(&c->base, "no gradient was compared");
 }
 

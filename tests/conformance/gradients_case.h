@@ -55,7 +55,8 @@ bool grad_compare(grad_case *c, const char *name, const float *actual, int64_t n
 /* The same of the judge's, within 1e-9·(largest |expected|) + 1e-12: both sides are in double. */
 bool grad_compare_judge(grad_case *c, const char *name, const double *actual, int64_t n);
 
-/* Fails unless every input was taken and every expected array compared. */
+/* Fails unless every input was taken and every expected array compared; those then have to be
+ * compared anew, by the next who is put to the case. */
 bool grad_all_done(grad_case *c);
 
 /* Puts the case to the judge, and to the library: without a tape and with one. */
