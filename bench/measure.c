@@ -100,7 +100,7 @@ static bool check_gradients(bench_measurement *measurement, bench_row *row) {
     compare_part(measurement, row, gradients->biases[i], n, scale);
   }
   return agrees(measurement, row->engine->name, row->threads, "gradient", row->difference,
-                BENCH_GRADIENT_TOLERANCE);
+                BENCH_TOLERANCE);
 }
 
 static bool check_naive(bench_measurement *measurement) {

@@ -176,16 +176,19 @@ static void set_quick(bench_options *options) {
   options->rotation_bytes = (size_t)1 << 20;
 }
 
-static void leave_out_caches(bench_shape_list *list) {
+/* No gradient passes through a cache, and where a query has a single key its weight is 1 whatever
+ * the score is: the gradients of queries and keys are 0, and nothing but rounding could be
+ * compared.
+ */
+static void keep_trainable(bench_shape_list *list) {
   int n = 0;
   for (int i = 0; i < list->n; i++)
-    if (list->shapes[i].past == 0)
+    if (list->shapes[i].past == 0 && list->shapes[i].length > 1)
       list->shapes[n++] = list->shapes[i];
   list->n = n;
 }
 
-/* What goes with --backward: no gradient passes through a cache, and one table compares one thing.
- */
+/* What goes with --backward, whose table compares two engines in one type. */
 static bool complete_backward(bench_options *options) {
   if (options->engines &&
       (bench_options_wants(options, "naive") || bench_options_wants(options, "xsmm")))
@@ -193,9 +196,9 @@ static bool complete_backward(bench_options *options) {
   if (options->types.n > 1)
     return refuse("--types", options->types.types[1].name, "f32 alone where --backward stands");
   if (options->disturb)
-    return refuse("--disturb", "on", "not where --backward stands");
-  leave_out_caches(&options->list);
-  return options->list.n > 0 || refuse("--backward", "on", "at least one shape whose past is 0");
+    return refuse("--disturb", "given", "not where --backward stands");
+  keep_trainable(&options->list);
+  return options->list.n > 0 || refuse("--backward", "given", "at least one shape of several rows");
 }
 
 /* A check of the whole list: what options leave open, and --only last. */
@@ -261,7 +264,7 @@ void bench_options_help(void) {
       "  --one-set           use one set of weights again and again, also for single rows\n"
       "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
       "  --backward          the way back: gradients of everything by composed and libmha, beside\n"
-      "                      their forward passes; another table, of the shapes without a past\n"
+      "                      their forward passes; another table, of the shapes of several rows\n"
       "  --json FILE         also write JSON lines\n"
       "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
       "\n"

@@ -131,7 +131,7 @@ void bench_report_backward_head(FILE *file, const bench_options *options) {
       "many threads, bwd and step. x 1thr: of the step, over one thread. MiB kept: from\nfwd "
       "to bwd; scratch: workspace of libmha, gradients between the products of composed.\n\n",
       options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
-  fprintf(file, "%*s %18s %7s\n", BENCH_NAME_WIDTH + 102, "", "x comp", "MiB");
+  fprintf(file, "%*s%29s\n", BENCH_NAME_WIDTH + 110, "x comp", "MiB");
   fprintf(file,
           "%-*s %3s %-9s %10s %6s %10s %7s %8s %7s %5s %7s %5s %10s %6s %6s %5s %6s %9s %9s\n",
           BENCH_NAME_WIDTH, "shape", "thr", "engine", "fwd ms", "/plain", "bwd ms", "spread",
