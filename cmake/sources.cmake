@@ -122,6 +122,8 @@ set(MHA_CLI_SOURCES
     src/cli/option_values.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/arrays.c
+    src/cli/gradients.c
     src/cli/convert.c
     src/cli/layer.c
     src/cli/conflicts.c
