@@ -14,6 +14,7 @@
 #include "dropout.h"
 #include "engine/derivative.h"
 #include "engine/softmax.h"
+#include "engine/vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -51,6 +52,7 @@ mha_back_offsets mha_back_plan(const mha_cut_sizes *s, mha_layout *layout) {
   at.weights = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.gradient = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.dots = mha_layout_add(layout, sizeof(float), n, 1, 1);
+  at.sums = mha_layout_add(layout, sizeof(double), n, 1, 1);
   at.capped = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.factors = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.keys = mha_layout_add(layout, sizeof(float), keys, d, 1);
@@ -71,6 +73,7 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
                          .gradient = (void *)(base + at->gradient),
                          .stride = row_stride(mha_key_span(&call->core.visibility)),
                          .dots = (void *)(base + at->dots),
+                         .sums = (void *)(base + at->sums),
                          .capped = (void *)(base + at->capped),
                          .factors = (void *)(base + at->factors),
                          .key_room = (void *)(base + at->keys),
@@ -181,6 +184,7 @@ void mha_back_take(mha_back *back, int64_t i, int64_t n) {
   back->dy = dy_rows(back, i, back->live);
   for (int64_t r = 0; r < back->live; r++)
     back->dots[r] = row_maximum(back, r) == -INFINITY ? 0.0f : find_dot(back, r);
+  memset(back->sums, 0, (size_t)back->live * sizeof *back->sums);
   if (!back->clean)
     replace_queries(back);
 }
@@ -233,8 +237,22 @@ static void make_bad(float *weights, float *gradient, int64_t n) {
   }
 }
 
+/* A shift of its scores changes no softmax, so a row of dF sums to 0, or with a sink to P_sink·D.
+ * What rounding has left of that is taken from the keys of its last tile by their weights: sums
+ * over many rows, such as the gradient of bk, which is 0, would show it. */
+static void settle_sum(const mha_back *back, int64_t r, float denominator, const float *weights,
+                       float *gradient, int64_t n) {
+  const mha_core *core = &back->call->core;
+  const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
+  const double sink = 1.0 - (double)core->row_sum[index] / (double)denominator;
+  const double left = back->sums[r] - (core->sinks ? sink * (double)back->dots[r] : 0.0);
+  const double weight = mha_row_sum(weights, n);
+  if (weight > 0.0 && isfinite(left))
+    mha_vector_add_scaled(gradient, weights, (float)(-left / weight), n);
+}
+
 /* From final scores and dP, both of the n keys from `first` of the tile on, to P and dF. */
-static void make_final(const mha_back *back, int64_t r, int64_t first, float *weights,
+static void make_final(const mha_back *back, int64_t r, int64_t first, bool is_last, float *weights,
                        float *gradient, int64_t n) {
   const mha_core *core = &back->call->core;
   const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
@@ -244,7 +262,9 @@ static void make_final(const mha_back *back, int64_t r, int64_t first, float *we
   for (int64_t j = 0; !back->clean && j < n; j++)
     if (back->bad_keys[first + j])
       weights[j] = 0.0f;
-  mha_row_softmax_back(gradient, weights, back->dots[r], n);
+  back->sums[r] += mha_row_softmax_back(gradient, weights, back->dots[r], n);
+  if (is_last)
+    settle_sum(back, r, denominator, weights, gradient, n);
 }
 
 /* The scaled scores and dP of a row become weights and gradient, for the keys `mine` of it that it
@@ -264,7 +284,8 @@ static void turn_row(mha_back *back, int64_t r, mha_range mine, int64_t first, f
     mha_dropout_factors(core, back->b, back->h, back->i + r, mine, back->factors);
     mha_row_multiply(gradient, back->factors, n);
   }
-  make_final(back, r, first, weights, gradient, n);
+  make_final(back, r, first, mine.end >= mha_visible_keys(v, back->b, back->i + r).end, weights,
+             gradient, n);
   if (back->stage == MHA_BACK_FINAL)
     return;
   if (v->alibi_slopes)

@@ -23,6 +23,7 @@ typedef struct mha_back {
   float *gradient; /* dF or dS [n][stride] */
   int64_t stride;
   float *dots;                  /* D [n] */
+  double *sums;                 /* [n] of dF, of the tiles so far */
   double slope;                 /* Σ dF·|i + off - j| so far */
   float *capped, *factors;      /* of one row */
   float *key_room, *value_room; /* [keys][d + 1], [keys][dv + 1] */

@@ -20,7 +20,8 @@ typedef struct mha_gradient_cut {
 
 /* Offsets of a worker's arrays within its scratch, see back.c. */
 typedef struct mha_back_offsets {
-  size_t weights, gradient, dots, capped, factors, keys, values, queries, dy, bad_queries, bad_keys;
+  size_t weights, gradient, dots, sums, capped, factors, keys, values, queries, dy, bad_queries,
+      bad_keys;
 } mha_back_offsets;
 
 /* One call. */

@@ -11,12 +11,48 @@ static inline float flushed(float x) {
   return fabsf(x) < FLT_MIN ? 0.0f : x; /* NaN stays */
 }
 
-MHA_CLONES void mha_row_softmax_back(float *restrict gradient, const float *restrict weights,
-                                     float dot, int64_t n) {
-  for (int64_t j = 0; j < n; j++) {
-    const float g = flushed(weights[j] * (gradient[j] - dot));
-    gradient[j] = weights[j] == 0.0f ? 0.0f : g;
+enum { LANES = 8 };
+
+static inline double add_lanes(const double lanes[LANES], double rest) {
+  double sum = rest;
+  for (int k = 0; k < LANES; k++)
+    sum += lanes[k];
+  return sum;
+}
+
+static inline float softmax_back(float gradient, float weight, float dot) {
+  const float g = flushed(weight * (gradient - dot));
+  return weight == 0.0f ? 0.0f : g;
+}
+
+MHA_CLONES double mha_row_softmax_back(float *restrict gradient, const float *restrict weights,
+                                       float dot, int64_t n) {
+  double lanes[LANES] = {0};
+  double rest = 0.0;
+  int64_t j = 0;
+  for (; j + LANES <= n; j += LANES)
+    for (int k = 0; k < LANES; k++) {
+      const float g = softmax_back(gradient[j + k], weights[j + k], dot);
+      gradient[j + k] = g;
+      lanes[k] += (double)g;
+    }
+  for (; j < n; j++) {
+    gradient[j] = softmax_back(gradient[j], weights[j], dot);
+    rest += (double)gradient[j];
   }
+  return add_lanes(lanes, rest);
+}
+
+MHA_CLONES double mha_row_sum(const float *row, int64_t n) {
+  double lanes[LANES] = {0};
+  double rest = 0.0;
+  int64_t j = 0;
+  for (; j + LANES <= n; j += LANES)
+    for (int k = 0; k < LANES; k++)
+      lanes[k] += (double)row[j + k];
+  for (; j < n; j++)
+    rest += (double)row[j];
+  return add_lanes(lanes, rest);
 }
 
 MHA_CLONES void mha_row_softcap_back(float *restrict gradient, const float *restrict capped,
@@ -33,15 +69,6 @@ MHA_CLONES void mha_row_multiply(float *restrict row, const float *restrict fact
     const float product = row[j] * factors[j];
     row[j] = row[j] == 0.0f || factors[j] == 0.0f ? 0.0f : product;
   }
-}
-
-enum { LANES = 8 };
-
-static inline double add_lanes(const double lanes[LANES], double rest) {
-  double sum = rest;
-  for (int k = 0; k < LANES; k++)
-    sum += lanes[k];
-  return sum;
 }
 
 MHA_CLONES double mha_row_alibi_back(const float *gradient, float first, int64_t n) {

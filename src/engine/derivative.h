@@ -10,8 +10,8 @@
  * sums on every instruction set. */
 
 /* gradient[j] = weights[j]·(gradient[j] - dot), the derivative of the softmax; 0 where the weight
- * is 0, whatever the gradient holds. */
-void mha_row_softmax_back(float *gradient, const float *weights, float dot, int64_t n);
+ * is 0, whatever the gradient holds. Returns their sum. */
+double mha_row_softmax_back(float *gradient, const float *weights, float dot, int64_t n);
 
 /* gradient[j] *= 1 - (capped[j]/cap)², the derivative of cap·tanh(s/cap) by what it gave. A
  * gradient of 0 stays 0. */
@@ -22,6 +22,9 @@ void mha_row_multiply(float *row, const float *factors, int64_t n);
 
 /* Σ gradient[j]·|first + j|. */
 double mha_row_alibi_back(const float *gradient, float first, int64_t n);
+
+/* Σ row[j]. */
+double mha_row_sum(const float *row, int64_t n);
 
 /* Σ a[j]·b[j]. */
 double mha_row_dot(const float *a, const float *b, int64_t n);
