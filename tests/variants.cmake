@@ -76,7 +76,7 @@ endfunction()
 
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored
+        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored attention/dropout
         layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties)
   mha_test_again(${path} mha_tiny)
 endforeach()
@@ -86,7 +86,7 @@ set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_li
                      PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored
+        cache/generation_limits cache/cache_types attention/attend attention/few attention/stored attention/dropout
         layer/forward layer/types api/properties api/engines)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
@@ -96,7 +96,7 @@ if(has_xsmm)
   foreach(path IN ITEMS
           runtime/threads runtime/allocation_failure cache/generation
           cache/generation_bits cache/generation_limits cache/cache_types attention/attend
-          attention/few attention/stored attention/merge layer/forward layer/norm layer/rope
+          attention/few attention/stored attention/dropout attention/merge layer/forward layer/norm layer/rope
           layer/types layer/convert api/faults api/fixed_answers api/properties api/article files/real)
     mha_test_again(${path} mha_xsmm)
   endforeach()
@@ -105,7 +105,7 @@ if(has_xsmm)
                        PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
   foreach(path IN ITEMS
           runtime/threads cache/generation cache/generation_bits cache/generation_limits
-          cache/cache_types attention/attend attention/stored layer/forward layer/rope layer/types
+          cache/cache_types attention/attend attention/stored attention/dropout layer/forward layer/rope layer/types
           api/faults api/fixed_answers api/properties)
     mha_test_again(${path} mha_xsmm_tiny)
     get_filename_component(name ${path} NAME)

@@ -223,6 +223,18 @@ static mha_status init_scores(mha_core *core, const mha_rules *rules,
                 : mha_require_sinks(rules->sinks, core->visibility.H, "rules.sinks", error);
 }
 
+/* A word below p·2^32 drops its weight: the threshold is p·2^32 rounded up, which is below 2^32 for
+ * every float p below 1. */
+static mha_status init_dropout(mha_core *core, const mha_rules *rules, mha_error *error) {
+  const double p = (double)rules->dropout;
+  if (!(p >= 0.0 && p < 1.0)) /* NaN included */
+    return mha_fail(error, MHA_ERROR_VALUE, "rules.dropout is %g; rule: at least 0 and below 1", p);
+  const mha_dropout dropout = {(uint32_t)ceil(ldexp(p, 32)), (float)(1.0 / (1.0 - p)),
+                               rules->dropout_seed, rules->dropout_call};
+  core->dropout = dropout;
+  return MHA_OK;
+}
+
 /* ---- results ---- */
 
 static mha_status init_results(mha_core *core, const mha_results *results,
@@ -293,6 +305,8 @@ mha_status mha_rules_apply(const mha_asked *asked, bool key_is_query,
   mha_status status = init_visibility(&core->visibility, asked, key_is_query, error);
   if (!status)
     status = init_scores(core, rules, defaults, error);
+  if (!status)
+    status = init_dropout(core, rules, error);
   if (!status)
     status = add_ranges(core, rules, ranges, error);
   return status ? status : init_results(core, &asked->results, ranges, error);

@@ -7,7 +7,7 @@
  *
  *   1. S = scale·Q·Kᵀ                 [rows][keys]   a product on strided views
  *   2. rules of the row, hidden keys  S -> -inf
- *   3. P = exp(S - m), l += ΣP        in place of S
+ *   3. P = exp(S - m), l += ΣP        in place of S; then, with dropout, P∘(0 or 1/(1 - p))
  *   4. O = O·exp(m_old - m) + P·V     [rows][dv]     a product into the output's own stride, or,
  *                                                    where keys are laid out, into scratch
  *
@@ -29,7 +29,7 @@
 typedef struct tile_scratch {
   float *scores;     /* [rows][score_stride] */
   float *correction; /* [rows], exp(m_old - m_new) of the current key tile */
-  float *spare;      /* [keys], the scores of one row */
+  float *spare;      /* [keys], the scores of one row, or what drops its weights */
   float *poison;     /* [rows], see poison.h; of a task that finishes its rows itself */
   float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0, in
                         its own type; rows at most one number further apart */

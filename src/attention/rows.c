@@ -2,7 +2,9 @@
  * in tiles, and what was accumulated under an older maximum is multiplied by exp(m_old - m_new). */
 #include "rows.h"
 
+#include "dropout.h"
 #include "engine/softmax.h"
+#include "engine/vector.h"
 #include "poison.h"
 
 #include <math.h>
@@ -120,16 +122,28 @@ static bool takes_one_pass(const mha_rows *rows, int64_t index) {
   return fabsf(rows->max[index]) <= LARGEST_FOR_ONE_PASS && !rows->core->visibility.alibi_slopes;
 }
 
-/* Row (k, r) over n scores that it sees, the first of them that of key `first` of the tile. */
+/* Drops weights of row (k, r), after their sum was taken. */
+static void drop(const mha_rows *rows, int64_t k, int64_t r, mha_range keys, float *weights) {
+  const mha_block *q = &rows->block;
+  if (rows->core->dropout.threshold == 0)
+    return;
+  mha_dropout_factors(rows->core, q->b, q->h + k, q->i + r, keys, rows->spare);
+  mha_vector_weigh(weights, rows->spare, 1.0f, keys.end - keys.begin);
+}
+
+/* Row (k, r) over the scores of the keys `mine` that it sees of the tile `keys`. */
 static void advance_visible(const mha_rows *rows, int64_t k, int64_t r, float factor, float *scores,
-                            int64_t first, int64_t n) {
+                            mha_range keys, mha_range mine) {
   const int64_t index = k * rows->block.n + r;
+  const int64_t n = mine.end - mine.begin;
   if (rows->kinds)
-    mha_poison_remember(&rows->poison[index], rows->kinds + first, factor, scores, n);
+    mha_poison_remember(&rows->poison[index], rows->kinds + (mine.begin - keys.begin), factor,
+                        scores, n);
   rows->correction[index] = 1.0f;
   if (!takes_one_pass(rows, index) || !advance_in_one_pass(rows, index, factor, scores, n))
     advance_in_two_passes(rows, index, factor, scores, n);
   correct_output(rows, index, output_row(rows, k, r));
+  drop(rows, k, r, mine, scores);
 }
 
 static void advance_row(const mha_rows *rows, int64_t k, int64_t r, mha_range keys, float *row) {
@@ -137,8 +151,7 @@ static void advance_row(const mha_rows *rows, int64_t k, int64_t r, mha_range ke
   clear_hidden(row, keys, mine);
   if (mha_range_is_empty(mine))
     return;
-  const int64_t first = mine.begin - keys.begin;
-  advance_visible(rows, k, r, 1.0f, row + first, first, mine.end - mine.begin);
+  advance_visible(rows, k, r, 1.0f, row + (mine.begin - keys.begin), keys, mine);
 }
 
 /* Whether scores become nothing but weights: every row of the tile sees all of its keys, no rule
@@ -159,7 +172,7 @@ void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range key
       const int64_t query = tile->i - rows->block.i + r;
       float *row = tile->scores + (k * tile->n + r) * tile->score_stride;
       if (plain)
-        advance_visible(rows, head, query, factor, row, 0, keys.end - keys.begin);
+        advance_visible(rows, head, query, factor, row, keys, keys);
       else
         advance_row(rows, head, query, keys, row);
     }

@@ -23,7 +23,8 @@ typedef struct mha_rows {
 void mha_rows_start(const mha_rows *rows);
 
 /* Turns the scores of `tile`, as mha_block_scores leaves them, a part of the block, into P = exp(S
- * - m), 0 for hidden keys; brings m and l up to date, and O to the new m. */
+ * - m), 0 for hidden keys; brings m and l up to date, and O to the new m. Then drops weights, of
+ * which m and l know nothing. */
 void mha_rows_advance(const mha_rows *rows, const mha_block *tile, mha_range keys);
 
 /* Whether one of the first `live` queries has an O that its scores do not explain: the product met

@@ -42,6 +42,8 @@ typedef struct row {
          "results." #member)
 #define RULE(base, member, kind, value, status, word)                                              \
   MEMBER(base, rules, mha_rules, member, kind, value, 0.0F, status, "rules." word)
+#define DROPOUT(base, number)                                                                      \
+  MEMBER(base, rules, mha_rules, dropout, FLOAT, 0, number, MHA_ERROR_VALUE, "rules.dropout")
 #define SCORE(member, number, word)                                                                \
   MEMBER(CORE_RULES, rules, mha_rules, member, FLOAT, 0, number, MHA_ERROR_VALUE, "rules." word)
 #define TENSOR(tensor, member, value, status)                                                      \
@@ -322,7 +324,13 @@ static void rules_that_are_wrong(void **state) {
         RULE(all, flags, UINT32, -1, MHA_ERROR_VALUE, "flags"),
         RULE(all, alignment, INT32, -1, MHA_ERROR_VALUE, "alignment"),
         RULE(all, alignment, INT32, 3, MHA_ERROR_VALUE, "alignment"),
-        RULE(all, reserved, INT32, 1, MHA_ERROR_VALUE, "reserved"),
+        DROPOUT(all, 1.0F),
+        DROPOUT(all, -0.5F),
+        DROPOUT(all, -1e-45F),
+        DROPOUT(all, 2.0F),
+        DROPOUT(all, NAN),
+        DROPOUT(all, INFINITY),
+        DROPOUT(all, -INFINITY),
         RULE(all, attend.element, INT32, 1, MHA_ERROR_UNSUPPORTED, "attend.element"),
         RULE(all, bias.element, INT32, 1, MHA_ERROR_UNSUPPORTED, "bias.element"),
         RULE(all, bias.element, INT32, -1, MHA_ERROR_UNSUPPORTED, "bias.element"),

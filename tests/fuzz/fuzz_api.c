@@ -48,7 +48,7 @@ static void end(fuzz_session *session) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static fuzz_session session; /* large */
-  fuzz_reader reader = {data, size, 0};
+  fuzz_reader reader = {data, size, 0, 0};
   begin(&session, &reader);
   for (int n = 0; n < MOST_CALLS && !fuzz_read_is_over(&reader); n++)
     functions[fuzz_read(&reader, 0, N_FUNCTIONS - 1)](&session);

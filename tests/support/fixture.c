@@ -1,6 +1,8 @@
 /* Owns the fixture: numbers from a seed, arguments for the library, the same for the judge. */
 #include "fixture.h"
 
+#include "dropout.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -53,7 +55,8 @@ static void note_case(const test_case *c) {
             "causal %d window %d (%" PRId64 ",%" PRId64 ") alignment %d offset %" PRId64
             " each %d lengths q %d k %d packed %d tail %d "
             "mask %d/%x bias %d/%x hides %d strides %d alibi %d sinks %d scale %d %g softcap %g in "
-            "call %d want %x stage %d; norm %d ones %d rope %d/%" PRId64 " base %g tables %d "
+            "call %d dropout %g seed %" PRIu64 " call %" PRIu64
+            " want %x stage %d; norm %d ones %d rope %d/%" PRId64 " base %g tables %d "
             "positions +%" PRId64 " +%" PRId64 " given %d",
             c->core ? "attend" : "forward", c->seed, c->B, c->Lq, c->Lk, c->H, c->G, c->d, c->dv,
             c->Eq, c->Ek, c->Ev, c->Eo, c->threads, c->at_front, c->out_in, c->borrow,
@@ -63,9 +66,10 @@ static void note_case(const test_case *c) {
             c->left, c->right, (int)c->alignment, c->offset, c->offset_each, c->query_lengths,
             c->key_lengths, c->packed, c->packed_tail, c->has_mask, c->mask_extents, c->has_bias,
             c->bias_extents, c->bias_hides, c->mask_strides, c->alibi, c->sinks, c->scale_given,
-            (double)c->scale, (double)c->softcap, c->rules_in_call, c->want, (int)c->stage,
-            (int)c->norm, c->norm_ones, (int)c->rope, c->rotary, c->rope_base, c->rope_tables,
-            c->query_position, c->key_position, c->positions_given);
+            (double)c->scale, (double)c->softcap, c->rules_in_call, (double)c->dropout,
+            c->dropout_seed, c->dropout_call, c->want, (int)c->stage, (int)c->norm, c->norm_ones,
+            (int)c->rope, c->rotary, c->rope_base, c->rope_tables, c->query_position,
+            c->key_position, c->positions_given);
 }
 
 /* ---- Numbers that are not float32 ------------------------------------------------------------ */
@@ -463,6 +467,9 @@ static void build_rules(test_fixture *f) {
   f->rules.alignment = (int32_t)c->alignment;
   f->rules.offset = c->offset;
   f->rules.offsets = c->offset_each ? f->offsets : NULL;
+  f->rules.dropout = c->dropout;
+  f->rules.dropout_seed = c->dropout_seed;
+  f->rules.dropout_call = c->dropout_call;
   if (c->window) {
     f->rules.flags |= MHA_WINDOW;
     f->rules.window_left = c->left;
@@ -775,6 +782,20 @@ static void expand_masks(const test_fixture *f, unsigned char *attend, double *b
         }
 }
 
+/* [B][H][Lq][Lk]; NULL without dropout. As the rules are now. */
+static double *list_kept(const test_fixture *f) {
+  const test_case *c = &f->c;
+  const int64_t cells = c->B * c->H * c->Lq * c->Lk;
+  if (f->rules.dropout == 0.0F)
+    return NULL;
+  double *kept = malloc((size_t)(cells + 1) * sizeof *kept);
+  assert_non_null(kept);
+  for (int64_t e = 0; e < cells; e++)
+    kept[e] = test_dropout((double)f->rules.dropout, f->rules.dropout_seed, f->rules.dropout_call,
+                           (uint64_t)e);
+  return kept;
+}
+
 static void oracle_rules(const test_fixture *f, oracle_problem *p) {
   const test_case *c = &f->c;
   const oracle_alignment alignments[] = {ORACLE_TOP_LEFT, ORACLE_BOTTOM_RIGHT, ORACLE_OFFSET};
@@ -833,11 +854,12 @@ static void oracle_positions(const test_fixture *f, oracle_problem *p) {
 }
 
 void test_problem_free(oracle_problem *p) {
-  const void *all[] = {
-      p->wq.numbers, p->wk.numbers, p->wv.numbers,      p->wo.numbers,   p->wq.bias,    p->wk.bias,
-      p->wv.bias,    p->wo.bias,    p->query,           p->key,          p->value,      p->residual,
-      p->attend,     p->bias,       p->slopes,          p->sinks,        p->query_norm, p->key_norm,
-      p->cosines,    p->sines,      p->query_positions, p->key_positions};
+  const void *all[] = {p->wq.numbers,      p->wk.numbers,    p->wv.numbers, p->wo.numbers,
+                       p->wq.bias,         p->wk.bias,       p->wv.bias,    p->wo.bias,
+                       p->query,           p->key,           p->value,      p->residual,
+                       p->attend,          p->bias,          p->slopes,     p->sinks,
+                       p->query_norm,      p->key_norm,      p->cosines,    p->sines,
+                       p->query_positions, p->key_positions, p->kept};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     free((void *)(uintptr_t)all[i]);
 }
@@ -869,7 +891,8 @@ void test_problem(const test_fixture *f, oracle_problem *problem) {
                       .attend = attend,
                       .bias = bias,
                       .slopes = f->slopes ? widen(f->slopes, c->H) : NULL,
-                      .sinks = f->sinks ? widen(f->sinks, c->H) : NULL};
+                      .sinks = f->sinks ? widen(f->sinks, c->H) : NULL,
+                      .kept = list_kept(f)};
   oracle_rules(f, &p);
   if (c->accumulate) {
     test_view before = f->output;

@@ -71,6 +71,8 @@ typedef struct test_case {
   bool scale_given;
   bool rules_in_call; /* scale and softcap come with the call and override others in the layer */
   float scale, softcap;
+  float dropout;
+  uint64_t dropout_seed, dropout_call;
 
   mha_norm norm; /* with random weights, unless norm_ones */
   bool norm_ones;

@@ -14,12 +14,23 @@ static uint8_t next_byte(fuzz_reader *reader) {
   return fuzz_read_is_over(reader) ? 0 : reader->data[reader->at++];
 }
 
+/* From 0 to n - 1. */
+static int64_t choose(fuzz_reader *reader, int64_t n) {
+  const uint8_t byte = next_byte(reader);
+  reader->left = byte / n;
+  return byte % n;
+}
+
 int64_t fuzz_read(fuzz_reader *reader, int64_t low, int64_t high) {
-  return high > low ? low + next_byte(reader) % (high - low + 1) : low;
+  return high > low ? low + choose(reader, high - low + 1) : low;
 }
 
 bool fuzz_read_one_in(fuzz_reader *reader, int n) {
-  return next_byte(reader) % n == n - 1;
+  return choose(reader, n) == n - 1;
+}
+
+int64_t fuzz_read_left(const fuzz_reader *reader) {
+  return reader->left;
 }
 
 int64_t fuzz_read_any(fuzz_reader *reader) {

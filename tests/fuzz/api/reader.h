@@ -9,12 +9,17 @@
 typedef struct fuzz_reader {
   const uint8_t *data;
   size_t size, at;
+  int64_t left; /* see fuzz_read_left */
 } fuzz_reader;
 
 bool fuzz_read_is_over(const fuzz_reader *reader);
 
 /* A number from low to high, both included, at most 256 of them. */
 int64_t fuzz_read(fuzz_reader *reader, int64_t low, int64_t high);
+
+/* What the last choice among n left of its byte, divided by n: another choice, from 0 up, that
+ * costs no byte and so changes no meaning of those behind it. 0 when the bytes have run out. */
+int64_t fuzz_read_left(const fuzz_reader *reader);
 
 /* One of n times; never when the bytes have run out. */
 bool fuzz_read_one_in(fuzz_reader *reader, int n);

@@ -1,6 +1,7 @@
 /* Owns the choice of rules, good and bad. */
 #include "rules.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -120,10 +121,22 @@ static void choose_bias(fuzz_trial *t, fuzz_rules *r) {
 
 /* ---- scores ---- */
 
+/* One of four times, by `left` from 0 to 63. Seed and call need no choice of their own. */
+static void choose_dropout(mha_rules *a, int64_t left) {
+  static const float shares[] = {0.5f, 0.1f, 0.9f, FLT_TRUE_MIN, 1.0f - 0x1p-24f};
+  if (left % 4 != 3)
+    return;
+  a->dropout = shares[left / 4 % (int64_t)(sizeof shares / sizeof *shares)];
+  a->dropout_seed = (uint64_t)a->offset;
+  a->dropout_call = (uint64_t)left << 31;
+}
+
 static void choose_scores(fuzz_trial *t, fuzz_rules *r) {
   fuzz_reader *reader = t->reader;
   mha_rules *a = &r->rules;
-  if (fuzz_read_one_in(reader, 4)) {
+  const bool scaled = fuzz_read_one_in(reader, 4);
+  choose_dropout(a, fuzz_read_left(reader));
+  if (scaled) {
     a->flags |= MHA_SCALE;
     a->scale = fuzz_read_finite(reader);
   }
@@ -195,6 +208,14 @@ static int64_t out_of(fuzz_reader *reader, int64_t highest) {
   return fuzz_read_one_in(reader, 2) ? highest + 1 : fuzz_read_no_size(reader);
 }
 
+/* A softcap or a dropout. */
+static void spoil_share(fuzz_reader *reader, mha_rules *a) {
+  const bool finite = !fuzz_read_one_in(reader, 2);
+  const int64_t left = fuzz_read_left(reader);
+  float *share = left % 2 ? &a->dropout : &a->softcap;
+  *share = !finite ? fuzz_read_not_finite(reader) : left % 4 == 3 ? 1.0f : -1.0f;
+}
+
 static void spoil_numbers(fuzz_reader *reader, fuzz_rules *r) {
   mha_rules *a = &r->rules;
   switch (fuzz_read(reader, 0, 5)) {
@@ -212,7 +233,7 @@ static void spoil_numbers(fuzz_reader *reader, fuzz_rules *r) {
     a->scale = fuzz_read_not_finite(reader);
     break;
   case 4:
-    a->softcap = fuzz_read_one_in(reader, 2) ? fuzz_read_not_finite(reader) : -1.0f;
+    spoil_share(reader, a);
     break;
   default:
     a->flags |= MHA_WINDOW;
