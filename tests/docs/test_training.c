@@ -41,27 +41,55 @@ static int hits_of_batch(void) {
   return hits;
 }
 
-/* From that of somebody who knows nothing, ln 26 = 3.26, to some 0.002, whatever the beginning; a
- * hundredth leaves room for other rounding. */
+/* A context of another kind in the place of the program's; false if there is none of it. */
+static bool change_context(int32_t engine, int32_t n_threads) {
+  mha_context_options options;
+  mha_error error;
+  MHA_INIT(&options);
+  options.engine = engine;
+  options.n_threads = n_threads;
+  mha_context_destroy(t.context);
+  const mha_status status = mha_context_create(&options, &t.context, &error);
+  test_expect(status, engine == MHA_ENGINE_BLAS ? MHA_OK : status, &error);
+  return status == MHA_OK;
+}
+
+/* From the loss of somebody who knows nothing, ln 26 = 3.26, to some 0.002; a hundredth leaves room
+ * for other rounding. */
+static void learn_to_reverse(void) {
+  mha_error error;
+  float first = 0, loss = 0;
+  test_expect(step(&t, &first, &error), MHA_OK, &error);
+  test_near("first loss", (double)first, log(V), 1.0);
+  assert_true(hits_of_batch() < B * L / 4);
+  for (int n = 1; n <= STEPS; n++)
+    test_expect(step(&t, &loss, &error), MHA_OK, &error);
+  test_near("last loss", (double)loss, 0, 0.01);
+  for (int n = 0; n < 10; n++) {
+    draw_letters(&t);
+    test_expect(look(&t, &loss, &error), MHA_OK, &error);
+    assert_int_equal(hits_of_batch(), B * L);
+  }
+}
+
 static void every_beginning_learns_to_reverse(void **state) {
   (void)state;
-  mha_error error;
   for (uint64_t seed = 1; seed <= (test_small() ? 1 : 5); seed++) {
-    float first = 0, loss = 0;
     open_with_seed(seed);
-    test_expect(step(&t, &first, &error), MHA_OK, &error);
-    test_near("first loss", (double)first, log(V), 1.0);
-    assert_true(hits_of_batch() < B * L / 4);
-    for (int n = 1; n <= STEPS; n++)
-      test_expect(step(&t, &loss, &error), MHA_OK, &error);
-    test_near("last loss", (double)loss, 0, 0.01);
-    for (int n = 0; n < 10; n++) {
-      draw_letters(&t);
-      test_expect(look(&t, &loss, &error), MHA_OK, &error);
-      assert_int_equal(hits_of_batch(), B * L);
-    }
+    learn_to_reverse();
     close_trainer(&t);
   }
+}
+
+static void the_other_engine_learns_too(void **state) {
+  (void)state;
+  open_with_seed(1);
+  const bool there_is_one = change_context(MHA_ENGINE_XSMM, 1);
+  if (there_is_one)
+    learn_to_reverse();
+  close_trainer(&t);
+  if (!there_is_one)
+    skip();
 }
 
 /* Both heads together take most of the mirrored letter, for every place of every sequence. */
@@ -82,20 +110,21 @@ static void attention_becomes_the_other_diagonal(void **state) {
   close_trainer(&t);
 }
 
-static void two_trainings_have_the_same_bits(void **state) {
+static void thread_counts_change_no_bit_of_a_training(void **state) {
   (void)state;
   static float once[PARAMETERS];
   mha_error error;
   float loss = 0;
-  for (int turn = 0; turn < 2; turn++) {
+  for (int turn = 0; turn < 3; turn++) {
     open_with_seed(2);
+    assert_true(change_context(MHA_ENGINE_BLAS, turn + 1));
     for (int n = 0; n < 20; n++)
       test_expect(step(&t, &loss, &error), MHA_OK, &error);
     if (turn == 0)
       memcpy(once, t.p, sizeof once);
+    test_same_bits("parameters", (test_shape){{PARAMETERS, 1, 1, 1}}, t.p, once);
     close_trainer(&t);
   }
-  test_same_bits("parameters", (test_shape){{PARAMETERS, 1, 1, 1}}, t.p, once);
 }
 
 /* ---- Gradients ------------------------------------------------------------------------------- */
@@ -216,8 +245,9 @@ static void bad_words_are_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_beginning_learns_to_reverse),
+      cmocka_unit_test(the_other_engine_learns_too),
       cmocka_unit_test(attention_becomes_the_other_diagonal),
-      cmocka_unit_test(two_trainings_have_the_same_bits),
+      cmocka_unit_test(thread_counts_change_no_bit_of_a_training),
       cmocka_unit_test(gradients_are_what_the_loss_does),
       cmocka_unit_test(the_program_tells_what_it_learns),
       cmocka_unit_test(the_picture_has_all_squares),
