@@ -159,11 +159,16 @@ static mha_status weights_back(const mha_backward_call *c) {
   const mha_backward_args *a = &c->back;
   const mha_live_rows queries = mha_forward_live_queries(f);
   const mha_live_rows keys = mha_forward_live_keys(f);
+  const bool in_out = w->orientation != MHA_OUT_IN;
+  const mha_projection query = mha_projection_gradient(&w->query, in_out);
+  const mha_projection key = mha_projection_gradient(&w->key, in_out);
+  const mha_projection value = mha_projection_gradient(&w->value, in_out);
+  const mha_projection output = mha_projection_gradient(&w->output, in_out);
   const mha_weight_gradient all[] = {
-      {&w->query, f->args.query, c->scratch.d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq},
-      {&w->key, f->args.key, c->scratch.d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk},
-      {&w->value, f->args.value, c->scratch.d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv},
-      {&w->output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo}};
+      {&query, f->args.query, c->scratch.d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq},
+      {&key, f->args.key, c->scratch.d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk},
+      {&value, f->args.value, c->scratch.d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv},
+      {&output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo}};
   return mha_weight_gradients(f->context, all, 4, a->accumulate != 0, c->scratch.panels);
 }
 
