@@ -99,22 +99,21 @@ void bench_softmax(float *scores, int64_t n_rows, int64_t n) {
   }
 }
 
-/* One head of one batch entry; `at` is the offset of its first element in Q, K, V and concat. */
-static void attend(const composed_state *composed, int64_t at, float *scores) {
-  const bench_shape *shape = &composed->problem->shape;
+void bench_attend(const bench_problem *problem, const float *q, const float *k, const float *v,
+                  float *scores, float *concat) {
+  const bench_shape *shape = &problem->shape;
   const int length = (int)shape->length;
   const int width = (int)shape->width;
   const int size = (int)(shape->width / shape->heads);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, length, length, size,
-              1.0f / sqrtf((float)size), composed->q + at, width, composed->k + at, width, 0.0f,
-              scores, length);
+              1.0f / sqrtf((float)size), q, width, k, width, 0.0f, scores, length);
   if (shape->causal)
     hide_future(scores, length);
-  if (composed->problem->mask)
-    hide_masked(scores, composed->problem->mask, length);
+  if (problem->mask)
+    hide_masked(scores, problem->mask, length);
   bench_softmax(scores, length, length);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, length, size, length, 1.0f, scores, length,
-              composed->v + at, width, 0.0f, composed->concat + at, width);
+              v, width, 0.0f, concat, width);
 }
 
 static bool run(void *state, int thread_index, int64_t call) {
@@ -127,9 +126,11 @@ static bool run(void *state, int thread_index, int64_t call) {
   bench_project(problem, weights, 1, problem->rows, problem->input, composed->k, shape->width);
   bench_project(problem, weights, 2, problem->rows, problem->input, composed->v, shape->width);
   for (int64_t b = 0; b < shape->batch; b++)
-    for (int64_t h = 0; h < shape->heads; h++)
-      attend(composed, b * shape->length * shape->width + h * (shape->width / shape->heads),
-             composed->scores + h * shape->length * shape->length);
+    for (int64_t h = 0; h < shape->heads; h++) {
+      const int64_t at = b * shape->length * shape->width + h * (shape->width / shape->heads);
+      bench_attend(problem, composed->q + at, composed->k + at, composed->v + at,
+                   composed->scores + h * shape->length * shape->length, composed->concat + at);
+    }
   bench_project(problem, weights, 3, problem->rows, composed->concat, problem->output,
                 shape->width);
   return true;

@@ -1,8 +1,8 @@
 /* Owns the engines "libmha" and "xsmm": mha_forward through the public header, borrowing the same
  * weights, which xsmm packs, with a cache of its own for each set where the shape has a past. */
+#include "layer.h"
 #include "engines.h"
 #include "machine.h"
-#include "mha.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,20 +20,20 @@ typedef struct layer_state {
   mha_forward_args args;
 } layer_state;
 
-static bool report(mha_status status, const mha_error *error) {
+bool bench_layer_report(mha_status status, const mha_error *error) {
   if (status != MHA_OK)
     fprintf(stderr, "mha-bench: %s: %s\n", mha_status_name(status), error->message);
   return status == MHA_OK;
 }
 
-static bool create_layer(const layer_state *state, const bench_weights *set, mha_weights **layer) {
-  const bench_problem *problem = state->problem;
+bool bench_layer_create(const bench_problem *problem, const bench_weights *set,
+                        const bench_type *type, uint32_t flags, mha_weights **layer) {
   mha_config config;
   mha_matrices matrices;
   mha_error error;
   mha_config_init(&config, problem->shape.width, problem->shape.heads);
   config.n_kv_heads = problem->shape.kv_heads;
-  config.flags = state->choice == MHA_ENGINE_XSMM ? MHA_PACK_WEIGHTS : 0;
+  config.flags = flags;
   MHA_INIT(&matrices);
   matrices.orientation = problem->options->out_in ? MHA_OUT_IN : MHA_IN_OUT;
   matrices.ownership = MHA_BORROW;
@@ -45,14 +45,14 @@ static bool create_layer(const layer_state *state, const bench_weights *set, mha
   matrices.key_bias = set->biases[1];
   matrices.value_bias = set->biases[2];
   matrices.output_bias = set->biases[3];
-  if (!report(mha_weights_create(&config, &matrices, layer, &error), &error))
+  if (!bench_layer_report(mha_weights_create(&config, &matrices, layer, &error), &error))
     return false;
   mha_weights *given = *layer;
-  if (state->type->matrices == MHA_F32)
+  if (type->matrices == MHA_F32)
     return true;
-  const mha_status status = mha_weights_convert(given, state->type->matrices, NULL, layer, &error);
+  const mha_status status = mha_weights_convert(given, type->matrices, NULL, layer, &error);
   mha_weights_destroy(given);
-  return report(status, &error);
+  return bench_layer_report(status, &error);
 }
 
 static mha_tensor past_tokens(const bench_shape *shape, const float *rows) {
@@ -81,19 +81,20 @@ static bool create_cache(const layer_state *state, const bench_weights *set, mha
   options.type = state->type->cache;
   const mha_tensor keys = past_tokens(shape, set->keys);
   const mha_tensor values = past_tokens(shape, set->values);
-  return report(mha_cache_create(&options, cache, &error), &error) &&
-         report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
+  return bench_layer_report(mha_cache_create(&options, cache, &error), &error) &&
+         bench_layer_report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
 }
 
 static bool create_sets(layer_state *state) {
   const bench_problem *problem = state->problem;
   const size_t n = (size_t)problem->n_sets;
   const bool cached = problem->shape.past > 0;
+  const uint32_t flags = state->choice == MHA_ENGINE_XSMM ? MHA_PACK_WEIGHTS : 0;
   state->layers = bench_zeroed(n * sizeof *state->layers);
   state->caches = cached ? bench_zeroed(n * sizeof *state->caches) : NULL;
   bool good = state->layers && (state->caches || !cached);
   for (size_t i = 0; good && i < n; i++)
-    good = create_layer(state, &problem->sets[i], &state->layers[i]) &&
+    good = bench_layer_create(problem, &problem->sets[i], state->type, flags, &state->layers[i]) &&
            (!cached || create_cache(state, &problem->sets[i], &state->caches[i]));
   return good;
 }
@@ -114,25 +115,25 @@ static bool create_context(layer_state *state, int index) {
   size.cache_type = state->type->cache;
   const mha_weights *layer = state->layers[0];
   mha_context **context = &state->contexts[index];
-  return report(mha_context_create(&options, context, &error), &error) &&
-         report(mha_workspace_bytes(*context, layer, &size, &state->workspace[index], &error),
-                &error) &&
-         report(mha_context_reserve(*context, layer, &size, &error), &error);
+  return bench_layer_report(mha_context_create(&options, context, &error), &error) &&
+         bench_layer_report(
+             mha_workspace_bytes(*context, layer, &size, &state->workspace[index], &error),
+             &error) &&
+         bench_layer_report(mha_context_reserve(*context, layer, &size, &error), &error);
 }
 
-static void describe_call(layer_state *state) {
-  const bench_problem *problem = state->problem;
-  MHA_INIT(&state->rules);
-  state->rules.causal = problem->shape.causal;
-  state->rules.attend.data = problem->mask;
-  state->rules.attend.batch = state->rules.attend.heads = 1;
-  state->rules.attend.rows = state->rules.attend.columns = problem->shape.length;
-  MHA_INIT(&state->args);
-  state->args.batch = problem->shape.batch;
-  state->args.query_length = problem->shape.length;
-  state->args.query = problem->input;
-  state->args.output = problem->output;
-  state->args.rules = &state->rules;
+void bench_layer_describe(const bench_problem *problem, mha_rules *rules, mha_forward_args *args) {
+  MHA_INIT(rules);
+  rules->causal = problem->shape.causal;
+  rules->attend.data = problem->mask;
+  rules->attend.batch = rules->attend.heads = 1;
+  rules->attend.rows = rules->attend.columns = problem->shape.length;
+  MHA_INIT(args);
+  args->batch = problem->shape.batch;
+  args->query_length = problem->shape.length;
+  args->query = problem->input;
+  args->output = problem->output;
+  args->rules = rules;
 }
 
 static void destroy(void *opaque) {
@@ -165,7 +166,7 @@ static void *create(const bench_problem *problem, const bench_type *type,
     destroy(state);
     return NULL;
   }
-  describe_call(state);
+  bench_layer_describe(problem, &state->rules, &state->args);
   return state;
 }
 
@@ -189,7 +190,8 @@ static bool forget_token(const layer_state *state, mha_cache *cache) {
   mha_error error;
   bool good = true;
   for (int64_t b = 0; good && cache && b < state->problem->shape.batch; b++)
-    good = report(mha_cache_truncate(cache, b, state->problem->shape.past, &error), &error);
+    good = bench_layer_report(mha_cache_truncate(cache, b, state->problem->shape.past, &error),
+                              &error);
   return good;
 }
 
@@ -199,8 +201,9 @@ static bool run(void *opaque, int thread_index, int64_t call) {
   mha_forward_args args = state->args;
   mha_error error;
   args.cache = state->caches ? state->caches[set] : NULL;
-  return report(mha_forward(state->contexts[thread_index], state->layers[set], &args, &error),
-                &error) &&
+  return bench_layer_report(
+             mha_forward(state->contexts[thread_index], state->layers[set], &args, &error),
+             &error) &&
          forget_token(state, args.cache);
 }
 

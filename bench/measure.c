@@ -40,13 +40,13 @@ static double distance(const float *a, const float *b, size_t n) {
 }
 
 static bool agrees(const bench_measurement *measurement, const char *name, int threads,
-                   double difference, double tolerance) {
+                   const char *what, double difference, double tolerance) {
   if (difference <= tolerance)
     return true;
   fprintf(stderr,
           "mha-bench: %s: %s (threads: %d) differs from the first engine by %.2g of the largest "
-          "output; rule: at most %.0e\n",
-          measurement->problem.shape.name, name, threads, difference, tolerance);
+          "%s; rule: at most %.0e\n",
+          measurement->problem.shape.name, name, threads, difference, what, tolerance);
   return false;
 }
 
@@ -62,8 +62,45 @@ static bool check_row(bench_measurement *measurement, bench_row *row) {
   }
   const double scale = largest(measurement->reference, n);
   row->difference = distance(problem->output, measurement->reference, n) / scale;
-  return agrees(measurement, row->engine->name, row->threads, row->difference,
+  return agrees(measurement, row->engine->name, row->threads, "output", row->difference,
                 row->type->tolerance);
+}
+
+/* Largest difference of n numbers in units of `scale`, kept in row->difference if it is the largest
+ * so far. */
+static void compare_part(const bench_measurement *measurement, bench_row *row, const float *part,
+                         size_t n, double scale) {
+  const float *block = measurement->problem.gradients.block;
+  const float *reference = measurement->gradient_reference + (part - block);
+  row->difference = fmax(row->difference, distance(part, reference, n) / scale);
+}
+
+/* As check_row. Each matrix is compared in units of its own largest gradient, and so is its bias: a
+ * bias is one more row, which meets an input of 1. It has no unit of its own because the gradient
+ * of the key bias is 0 but for rounding: it adds the same to all scores of a query. */
+static bool check_gradients(bench_measurement *measurement, bench_row *row) {
+  const bench_problem *problem = &measurement->problem;
+  const bench_gradients *gradients = &problem->gradients;
+  const size_t n_input = (size_t)(problem->rows * problem->shape.width);
+  if (!measurement->gradient_reference) {
+    measurement->gradient_reference = bench_floats(gradients->n);
+    if (!measurement->gradient_reference)
+      return false;
+    memcpy(measurement->gradient_reference, gradients->block, gradients->n * sizeof(float));
+  }
+  row->difference = 0;
+  compare_part(measurement, row, gradients->input, n_input,
+               largest(measurement->gradient_reference, n_input));
+  for (int i = 0; i < 4; i++) {
+    const size_t n = (size_t)bench_projected_width(&problem->shape, i);
+    const size_t n_matrix = n * (size_t)problem->shape.width;
+    const ptrdiff_t at = gradients->matrices[i] - gradients->block;
+    const double scale = largest(measurement->gradient_reference + at, n_matrix);
+    compare_part(measurement, row, gradients->matrices[i], n_matrix, scale);
+    compare_part(measurement, row, gradients->biases[i], n, scale);
+  }
+  return agrees(measurement, row->engine->name, row->threads, "gradient", row->difference,
+                BENCH_TOLERANCE);
 }
 
 static bool check_naive(bench_measurement *measurement) {
@@ -80,13 +117,18 @@ static bool check_naive(bench_measurement *measurement) {
         fmax(difference, distance(naive->output + (size_t)i * width,
                                   measurement->reference + (size_t)naive->rows[i] * width, width));
   measurement->naive_difference = difference / scale;
-  return agrees(measurement, "naive", 1, measurement->naive_difference, BENCH_TOLERANCE);
+  return agrees(measurement, "naive", 1, "output", measurement->naive_difference, BENCH_TOLERANCE);
 }
 
 /* ---- running ---- */
 
 static bool call(bench_row *row) {
-  return row->engine->run(row->state, row->thread_index, row->next_call++);
+  const bench_engine *engine = row->engine;
+  if (row->pass == BENCH_KEEP)
+    return engine->keep(row->state, row->thread_index);
+  if (row->pass == BENCH_BACKWARD)
+    return engine->backward(row->state, row->thread_index);
+  return engine->run(row->state, row->thread_index, row->next_call++);
 }
 
 static int enter_turn(const bench_row *row) {
@@ -117,16 +159,28 @@ static bool take_turn(bench_row *row, const bench_options *options, int64_t n_ca
   return good;
 }
 
-/* The first call touches all memory and its output is checked; short ones are timed again. */
+/* So that what a call leaves out is found. */
+static void spoil(float *numbers, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    numbers[i] = NAN;
+}
+
+static bool check(bench_measurement *measurement, bench_row *row) {
+  return row->pass == BENCH_BACKWARD ? check_gradients(measurement, row)
+                                     : check_row(measurement, row);
+}
+
+/* The first call touches all memory and its results are checked; short ones are timed again. */
 static bool prepare_row(bench_measurement *measurement, bench_row *row) {
   const bench_problem *problem = &measurement->problem;
-  const size_t n = (size_t)(problem->rows * problem->shape.width);
-  for (size_t i = 0; row->engine->computes_layer && i < n; i++)
-    problem->output[i] = NAN;
+  if (row->pass == BENCH_BACKWARD)
+    spoil(problem->gradients.block, problem->gradients.n);
+  else if (row->engine->computes_layer)
+    spoil(problem->output, (size_t)(problem->rows * problem->shape.width));
   row->difference = NAN;
   if (!take_turn(row, problem->options, 1, false, &row->estimate))
     return false;
-  if (row->engine->computes_layer && !check_row(measurement, row))
+  if (row->engine->computes_layer && !check(measurement, row))
     return false;
   return row->estimate > 1 || take_turn(row, problem->options, 1, false, &row->estimate);
 }
@@ -168,18 +222,21 @@ static bool run_rounds(bench_measurement *measurement) {
 
 /* ---- engines ---- */
 
-/* Those of shapes without and with a cache. */
-static const bench_engine *const engines[2][BENCH_MAX_ENGINES] = {
+/* Those of shapes without and with a cache, and those that go back. */
+static const bench_engine *const engines[3][BENCH_MAX_ENGINES] = {
     {&bench_sgemm, &bench_read, &bench_composed, &bench_libmha, &bench_xsmm},
     {&bench_sgemm, &bench_read, &bench_composed_cached, &bench_libmha, &bench_xsmm},
+    {&bench_sgemm, &bench_composed_backward, &bench_libmha_backward},
 };
 
 static const bench_engine *const *engines_for(const bench_measurement *measurement) {
-  return engines[measurement->problem.shape.past > 0];
+  return engines[measurement->problem.options->backward ? 2 : measurement->problem.shape.past > 0];
 }
 
 static bool takes_part(bench_measurement *measurement, const bench_engine *engine) {
   const bench_problem *problem = &measurement->problem;
+  if (!engine)
+    return false;
   if (engine->rotating_only && !problem->rotates)
     return false;
   if (engine->is_here && !engine->is_here())
@@ -196,10 +253,16 @@ static bool takes_part(bench_measurement *measurement, const bench_engine *engin
   return false;
 }
 
-static void add_row(bench_measurement *measurement, const bench_engine *engine, int type,
-                    void *state, int thread_index, bool disturbed) {
+static bool has_pass(const bench_engine *engine, bench_pass pass) {
+  return (pass == BENCH_FORWARD && engine->run) || (pass == BENCH_KEEP && engine->keep) ||
+         (pass == BENCH_BACKWARD && engine->backward);
+}
+
+static void add_row(bench_measurement *measurement, const bench_engine *engine, bench_pass pass,
+                    int type, void *state, int thread_index, bool disturbed) {
   bench_row *row = &measurement->rows[measurement->n_rows++];
   row->engine = engine;
+  row->pass = pass;
   row->type = &measurement->problem.options->types.types[type];
   row->state = state;
   row->thread_index = thread_index;
@@ -207,19 +270,26 @@ static void add_row(bench_measurement *measurement, const bench_engine *engine, 
   row->disturbed = disturbed;
 }
 
+/* Its passes one after the other: the first backward follows a keep. */
+static void add_passes(bench_measurement *measurement, const bench_engine *engine, int type,
+                       void *state, int thread_index) {
+  for (bench_pass pass = BENCH_FORWARD; pass < BENCH_N_PASSES; pass++) {
+    if (!has_pass(engine, pass))
+      continue;
+    add_row(measurement, engine, pass, type, state, thread_index, false);
+    if (measurement->problem.options->disturb && engine->can_be_disturbed)
+      add_row(measurement, engine, pass, type, state, thread_index, true);
+  }
+}
+
 /* Rows stand thread count by thread count, so that those to be compared are neighbours. */
 static void add_rows(bench_measurement *measurement, void *states[][BENCH_MAX_TYPES]) {
   const bench_options *options = measurement->problem.options;
   for (int t = 0; t < options->n_threads; t++)
     for (int type = 0; type < options->types.n; type++)
-      for (int e = 0; e < BENCH_MAX_ENGINES; e++) {
-        const bench_engine *engine = engines_for(measurement)[e];
-        if (!states[e][type])
-          continue;
-        add_row(measurement, engine, type, states[e][type], t, false);
-        if (options->disturb && engine->can_be_disturbed)
-          add_row(measurement, engine, type, states[e][type], t, true);
-      }
+      for (int e = 0; e < BENCH_MAX_ENGINES; e++)
+        if (states[e][type])
+          add_passes(measurement, engines_for(measurement)[e], type, states[e][type], t);
 }
 
 static bool create_states(bench_measurement *measurement, const bench_engine *engine,
@@ -249,7 +319,7 @@ static bool create_rows(bench_measurement *measurement) {
 
 static bool run_naive(bench_measurement *measurement) {
   const bench_options *options = measurement->problem.options;
-  if (!bench_options_wants(options, "naive") || options->out_in ||
+  if (!bench_options_wants(options, "naive") || options->out_in || options->backward ||
       measurement->problem.shape.past > 0)
     return true;
   bench_progress("%s: naive", measurement->problem.shape.name);
@@ -272,12 +342,20 @@ bool bench_measure(const bench_options *options, const bench_shape *shape,
   return check_naive(measurement) && run_rounds(measurement);
 }
 
+/* Of the rows of the first thread count, where those of one state are neighbours. */
+static bool is_last_of_state(const bench_measurement *measurement, int i) {
+  const bench_row *row = &measurement->rows[i];
+  const bool last = i + 1 == measurement->n_rows || row[1].thread_index > 0;
+  return row->thread_index == 0 && (last || row[1].state != row->state);
+}
+
 void bench_measurement_destroy(bench_measurement *measurement) {
   for (int i = 0; i < measurement->n_rows; i++)
-    if (measurement->rows[i].thread_index == 0 && !measurement->rows[i].disturbed)
+    if (is_last_of_state(measurement, i))
       measurement->rows[i].engine->destroy(measurement->rows[i].state);
   free(measurement->rows);
   free(measurement->reference);
+  free(measurement->gradient_reference);
   if (measurement->has_naive)
     bench_naive_destroy(&measurement->naive);
   bench_problem_destroy(&measurement->problem);
@@ -303,6 +381,16 @@ const bench_row *bench_find_row(const bench_measurement *measurement, const char
         !row->engine->has_types || (type ? row->type == type : bench_type_is_float(row->type));
     if (strcmp(row->engine->name, engine) == 0 && row->threads == threads &&
         row->disturbed == disturbed && same_type)
+      return row;
+  }
+  return NULL;
+}
+
+const bench_row *bench_find_pass(const bench_measurement *measurement, const char *engine,
+                                 int threads, bench_pass pass) {
+  for (int i = 0; i < measurement->n_rows; i++) {
+    const bench_row *row = &measurement->rows[i];
+    if (strcmp(row->engine->name, engine) == 0 && row->threads == threads && row->pass == pass)
       return row;
   }
   return NULL;

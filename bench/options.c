@@ -176,6 +176,31 @@ static void set_quick(bench_options *options) {
   options->rotation_bytes = (size_t)1 << 20;
 }
 
+/* No gradient passes through a cache, and where a query has a single key its weight is 1 whatever
+ * the score is: the gradients of queries and keys are 0, and nothing but rounding could be
+ * compared.
+ */
+static void keep_trainable(bench_shape_list *list) {
+  int n = 0;
+  for (int i = 0; i < list->n; i++)
+    if (list->shapes[i].past == 0 && list->shapes[i].length > 1)
+      list->shapes[n++] = list->shapes[i];
+  list->n = n;
+}
+
+/* What goes with --backward, whose table compares two engines in one type. */
+static bool complete_backward(bench_options *options) {
+  if (options->engines &&
+      (bench_options_wants(options, "naive") || bench_options_wants(options, "xsmm")))
+    return refuse("--engines", options->engines, "composed and libmha where --backward stands");
+  if (options->types.n > 1)
+    return refuse("--types", options->types.types[1].name, "f32 alone where --backward stands");
+  if (options->disturb)
+    return refuse("--disturb", "given", "not where --backward stands");
+  keep_trainable(&options->list);
+  return options->list.n > 0 || refuse("--backward", "given", "at least one shape of several rows");
+}
+
 /* A check of the whole list: what options leave open, and --only last. */
 static bool complete(bench_options *options, bool quick) {
   bool good = true;
@@ -185,16 +210,19 @@ static bool complete(bench_options *options, bool quick) {
     good = bench_shapes_read(&options->list, MHA_BENCH_SHAPES);
   if (good && options->n_threads == 0)
     good = take_threads(options, "1,all");
-  return good && (!only || bench_shapes_select(&options->list, only));
+  return good && (!only || bench_shapes_select(&options->list, only)) &&
+         (!options->backward || complete_backward(options));
 }
 
 static bool take_flag(bench_options *options, const char *word) {
   const bool disturb = strcmp(word, "--disturb") == 0;
   const bool one_set = strcmp(word, "--one-set") == 0;
+  const bool backward = strcmp(word, "--backward") == 0;
   options->disturb = options->disturb || disturb;
+  options->backward = options->backward || backward;
   if (one_set)
     options->rotation_bytes = 0;
-  return disturb || one_set;
+  return disturb || one_set || backward;
 }
 
 bool bench_options_parse(int argc, char **argv, bench_options *options) {
@@ -235,6 +263,8 @@ void bench_options_help(void) {
       "                      as MATRICES/CACHE, such as f32/bf16\n"
       "  --one-set           use one set of weights again and again, also for single rows\n"
       "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
+      "  --backward          the way back: gradients of everything by composed and libmha, beside\n"
+      "                      their forward passes; another table, of the shapes of several rows\n"
       "  --json FILE         also write JSON lines\n"
       "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
       "\n"

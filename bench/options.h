@@ -27,6 +27,7 @@ typedef struct bench_options {
   bench_type_list types; /* of libmha's rows, float32 first */
   bool out_in;           /* matrices lie [out][in] */
   bool disturb;          /* libmha and xsmm once more, beside another process on one of the CPUs */
+  bool backward;         /* the way back too: a table of its own, of composed and libmha */
   bool help;
 } bench_options;
 

@@ -87,6 +87,33 @@ static bool create_set(const bench_problem *problem, bench_weights *set) {
   return true;
 }
 
+/* A loss that looks at every number of the output alike. */
+static bool create_gradients(bench_problem *problem) {
+  const bench_shape *shape = &problem->shape;
+  const size_t n = (size_t)problem->rows * (size_t)shape->width;
+  bench_gradients *gradients = &problem->gradients;
+  uint64_t state = UINT64_C(0xd1b54a32d192ed03);
+  if (!problem->options->backward)
+    return true;
+  gradients->n = n + projected_columns(shape) * (size_t)(shape->width + 1);
+  gradients->block = bench_floats(gradients->n);
+  problem->d_output = bench_floats(n);
+  if (!gradients->block || !problem->d_output)
+    return false;
+  fill(problem->d_output, n, 1.0f, &state);
+  gradients->input = gradients->block;
+  float *at = gradients->block + n;
+  for (int i = 0; i < 4; i++) {
+    gradients->matrices[i] = at;
+    at += shape->width * bench_projected_width(shape, i);
+  }
+  for (int i = 0; i < 4; i++) {
+    gradients->biases[i] = at;
+    at += bench_projected_width(shape, i);
+  }
+  return true;
+}
+
 /* One key in eight is hidden, never a query's own. */
 static bool create_mask(bench_problem *problem) {
   const int64_t L = problem->shape.length;
@@ -144,11 +171,12 @@ bool bench_problem_create(const bench_options *options, const bench_shape *shape
   problem->options = options;
   problem->shape = *shape;
   problem->rows = shape->batch * shape->length;
-  problem->rotates = problem->rows == 1 || shape->past > 0;
+  problem->rotates = !options->backward && (problem->rows == 1 || shape->past > 0);
   const size_t n = (size_t)problem->rows * (size_t)shape->width;
   problem->input = bench_floats(n);
   problem->output = bench_floats(n);
-  return problem->input && problem->output && create_mask(problem) && create_sets(problem);
+  return problem->input && problem->output && create_mask(problem) && create_sets(problem) &&
+         create_gradients(problem);
 }
 
 void bench_problem_destroy(bench_problem *problem) {
@@ -156,6 +184,8 @@ void bench_problem_destroy(bench_problem *problem) {
     free(problem->sets[i].block);
   free(problem->sets);
   free(problem->mask);
+  free(problem->gradients.block);
+  free(problem->d_output);
   free(problem->input);
   free(problem->output);
 }

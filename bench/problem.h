@@ -14,16 +14,28 @@ typedef struct bench_weights {
   float *keys, *values;     /* [B][past+Lq][G·d] with past rows filled; NULL where past is 0 */
 } bench_weights;
 
+/* The gradient of everything that a layer is made of, in one block of n floats. */
+typedef struct bench_gradients {
+  float *block;
+  size_t n;
+  float *input;       /* [B][Lq][E], of all that the input serves as */
+  float *matrices[4]; /* as in bench_weights */
+  float *biases[4];
+} bench_gradients;
+
 typedef struct bench_problem {
   const bench_options *options;
   bench_shape shape;
-  int64_t rows;   /* B·Lq */
-  float *input;   /* [B][Lq][E] */
-  float *output;  /* [B][Lq][E] */
-  uint8_t *mask;  /* [Lq][Lq], 0 = hidden; NULL if the shape has none */
+  int64_t rows;              /* B·Lq */
+  float *input;              /* [B][Lq][E] */
+  float *output;             /* [B][Lq][E] */
+  uint8_t *mask;             /* [Lq][Lq], 0 = hidden; NULL if the shape has none */
+  float *d_output;           /* [B][Lq][E], given; NULL without --backward */
+  bench_gradients gradients; /* wanted; without --backward there is no block */
   bool rotates;   /* every weight is used once, or about once: a single row, or a cache */
   int64_t n_sets; /* copies of the layer: more than one only where rotates is set, so that each
-                     call finds its set in memory rather than in a cache of the CPU */
+                     call finds its set in memory rather than in a cache of the CPU. Never with
+                     --backward */
   bench_weights *sets;
   size_t set_bytes; /* of one block */
 } bench_problem;

@@ -5,15 +5,13 @@
 #include "engines.h"
 #include "machine.h"
 #include "mha.h"
+#include "report_parts.h"
 
 #include <math.h>
 #include <string.h>
 
 /* Beyond this much of the CPUs' time in other hands the table says so. */
 #define QUIET_PERCENT 3
-
-/* Columns of the shape's name. */
-#define NAME_WIDTH 18
 
 /* ---- figures: one line, whoever reads it; NAN = does not apply ---- */
 
@@ -42,7 +40,7 @@ static double flops_of(const bench_measurement *measurement, const bench_engine 
                        : bench_flops(&measurement->problem.shape);
 }
 
-static bench_summary scaled(bench_summary summary, double factor) {
+bench_summary bench_scaled(bench_summary summary, double factor) {
   const bench_summary result = {factor * summary.minimum, factor * summary.quartile1,
                                 factor * summary.median, factor * summary.quartile3};
   return result;
@@ -59,11 +57,11 @@ static void compare(const bench_measurement *measurement, const bench_row *row,
   const bench_row *alone =
       bench_find_row(measurement, row->engine->name, 1, row->disturbed, row->type);
   const double work = figures->flops / flops_of(measurement, &bench_sgemm);
-  figures->percent_sgemm = scaled(bench_ratio(row, sgemm), 100 * work);
+  figures->percent_sgemm = bench_scaled(bench_ratio(row, sgemm), 100 * work);
   figures->speedup_one_thread = row->threads == 1 ? NAN : bench_ratio(row, alone).median;
   if (!row->engine->computes_layer)
     return;
-  figures->percent_read = scaled(bench_ratio(row, read), 100);
+  figures->percent_read = bench_scaled(bench_ratio(row, read), 100);
   figures->speedup_composed = bench_ratio(row, composed).median;
   if (row->engine == &bench_xsmm)
     figures->speedup_blas = bench_ratio(row, blas);
@@ -122,16 +120,14 @@ static line_figures naive_figures(const bench_measurement *measurement) {
 
 /* ---- table ---- */
 
-/* A number right-aligned in `width` columns, '-' where there is none. */
-static void cell(FILE *file, int width, int decimals, double value) {
+void bench_cell(FILE *file, int width, int decimals, double value) {
   if (isfinite(value))
     fprintf(file, " %*.*f", width, decimals, value);
   else
     fprintf(file, " %*s", width, "-");
 }
 
-/* Four significant digits, from microseconds to minutes. */
-static int millisecond_decimals(double milliseconds) {
+int bench_millisecond_decimals(double milliseconds) {
   const double digits = 3 - floor(log10(fmax(milliseconds, 1e-9)));
   return digits < 0 ? 0 : digits > 4 ? 4 : (int)digits;
 }
@@ -142,27 +138,28 @@ static void table_line(FILE *file, const char *shape, const line_figures *figure
   const bench_summary *percent = &figures->percent_sgemm;
   const bench_summary *read = &figures->percent_read;
   const bool once = figures->rounds == 1;
-  fprintf(file, "%-*s %3d %-9s%c %-9s", NAME_WIDTH, shape, figures->threads, figures->engine,
+  fprintf(file, "%-*s %3d %-9s%c %-9s", BENCH_NAME_WIDTH, shape, figures->threads, figures->engine,
           figures->extrapolated ? '~'
           : figures->disturbed  ? '*'
                                 : ' ',
           figures->type);
-  cell(file, 10, millisecond_decimals(median), median);
-  cell(file, 10, millisecond_decimals(minimum), once ? NAN : minimum);
-  cell(file, 7, 1, once ? NAN : bench_spread(&figures->time));
-  cell(file, 8, figures->gflops < 10 ? 2 : 1, figures->flops > 0 ? figures->gflops : NAN);
-  cell(file, 7, 1, figures->flops > 0 ? percent->median : NAN);
-  cell(file, 5, 1, figures->flops > 0 && !once ? percent->quartile3 - percent->quartile1 : NAN);
-  cell(file, 8, 1, figures->speedup_naive);
-  cell(file, 7, 2, figures->speedup_composed);
-  cell(file, 6, 2, figures->speedup_blas.median);
-  cell(file, 5, 2, figures->speedup_blas.quartile3 - figures->speedup_blas.quartile1);
-  cell(file, 6, 2, figures->speedup_float.median);
-  cell(file, 5, 2, figures->speedup_float.quartile3 - figures->speedup_float.quartile1);
-  cell(file, 7, 2, figures->speedup_one_thread);
-  cell(file, 7, 1, read->median);
-  cell(file, 5, 1, once ? NAN : read->quartile3 - read->quartile1);
-  cell(file, 9, 2, figures->bytes / 1048576);
+  bench_cell(file, 10, bench_millisecond_decimals(median), median);
+  bench_cell(file, 10, bench_millisecond_decimals(minimum), once ? NAN : minimum);
+  bench_cell(file, 7, 1, once ? NAN : bench_spread(&figures->time));
+  bench_cell(file, 8, figures->gflops < 10 ? 2 : 1, figures->flops > 0 ? figures->gflops : NAN);
+  bench_cell(file, 7, 1, figures->flops > 0 ? percent->median : NAN);
+  bench_cell(file, 5, 1,
+             figures->flops > 0 && !once ? percent->quartile3 - percent->quartile1 : NAN);
+  bench_cell(file, 8, 1, figures->speedup_naive);
+  bench_cell(file, 7, 2, figures->speedup_composed);
+  bench_cell(file, 6, 2, figures->speedup_blas.median);
+  bench_cell(file, 5, 2, figures->speedup_blas.quartile3 - figures->speedup_blas.quartile1);
+  bench_cell(file, 6, 2, figures->speedup_float.median);
+  bench_cell(file, 5, 2, figures->speedup_float.quartile3 - figures->speedup_float.quartile1);
+  bench_cell(file, 7, 2, figures->speedup_one_thread);
+  bench_cell(file, 7, 1, read->median);
+  bench_cell(file, 5, 1, once ? NAN : read->quartile3 - read->quartile1);
+  bench_cell(file, 9, 2, figures->bytes / 1048576);
   fputc('\n', file);
 }
 
@@ -188,6 +185,10 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
     fprintf(file, " %d", options->threads[i]);
   fputs(".\n", file);
   blas_line(file);
+  if (options->backward) {
+    bench_report_backward_head(file, options);
+    return;
+  }
   fprintf(file,
           "Matrices [%s]. All engines take turns, round by round. ms: median over the rounds; "
           "spread: distance of its\nquartiles in %% of it. GFLOP/s: only visible pairs counted. "
@@ -204,13 +205,13 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
           options->out_in ? "out][in" : "in][out", (long long)options->yardstick);
   fprintf(file,
           "%-*s %3s %-10s %-9s %10s %10s %7s %8s %7s %5s %8s %7s %6s %5s %6s %5s %7s %7s %5s %9s\n",
-          NAME_WIDTH, "shape", "thr", "engine", "type", "ms", "min ms", "spread", "GFLOP/s",
+          BENCH_NAME_WIDTH, "shape", "thr", "engine", "type", "ms", "min ms", "spread", "GFLOP/s",
           "%sgemm", "iqr", "x naive", "x comp", "x blas", "iqr", "x f32", "iqr", "x 1thr", "%read",
           "iqr", "MiB");
   fflush(file);
 }
 
-void bench_report_table(FILE *file, const bench_measurement *measurement) {
+static void table_lines(FILE *file, const bench_measurement *measurement) {
   const char *shape = measurement->problem.shape.name;
   if (measurement->has_naive) {
     const line_figures figures = naive_figures(measurement);
@@ -220,18 +221,26 @@ void bench_report_table(FILE *file, const bench_measurement *measurement) {
     const line_figures figures = row_figures(measurement, &measurement->rows[i]);
     table_line(file, shape, &figures);
   }
+}
+
+void bench_report_table(FILE *file, const bench_measurement *measurement) {
+  const char *shape = measurement->problem.shape.name;
+  if (measurement->problem.options->backward)
+    bench_report_backward_lines(file, measurement);
+  else
+    table_lines(file, measurement);
   if (measurement->others_percent > QUIET_PERCENT)
-    fprintf(file, "%-*s NOT QUIET: other processes took %.0f %% of the CPUs' time\n", NAME_WIDTH,
-            shape, measurement->others_percent);
+    fprintf(file, "%-*s NOT QUIET: other processes took %.0f %% of the CPUs' time\n",
+            BENCH_NAME_WIDTH, shape, measurement->others_percent);
   if (measurement->note[0])
-    fprintf(file, "%-*s %s\n", NAME_WIDTH, shape, measurement->note);
+    fprintf(file, "%-*s %s\n", BENCH_NAME_WIDTH, shape, measurement->note);
   fputc('\n', file);
   fflush(file);
 }
 
 /* ---- JSON ---- */
 
-static void json_string(FILE *file, const char *key, const char *value) {
+void bench_json_string(FILE *file, const char *key, const char *value) {
   fprintf(file, "\"%s\":\"", key);
   for (const unsigned char *c = (const unsigned char *)value; *c; c++)
     if (*c == '"' || *c == '\\')
@@ -243,14 +252,14 @@ static void json_string(FILE *file, const char *key, const char *value) {
   fputc('"', file);
 }
 
-static void json_number(FILE *file, const char *key, double value) {
+void bench_json_number(FILE *file, const char *key, double value) {
   if (isfinite(value))
     fprintf(file, ",\"%s\":%.6g", key, value);
   else
     fprintf(file, ",\"%s\":null", key);
 }
 
-static void json_integer(FILE *file, const char *key, int64_t value) {
+void bench_json_integer(FILE *file, const char *key, int64_t value) {
   fprintf(file, ",\"%s\":%lld", key, (long long)value);
 }
 
@@ -258,58 +267,59 @@ static void json_boolean(FILE *file, const char *key, bool value) {
   fprintf(file, ",\"%s\":%s", key, value ? "true" : "false");
 }
 
-static void json_shape(FILE *file, const bench_shape *shape) {
+void bench_json_shape(FILE *file, const bench_shape *shape) {
   fputc(',', file);
-  json_string(file, "shape", shape->name);
-  json_integer(file, "batch", shape->batch);
-  json_integer(file, "seq", shape->length);
-  json_integer(file, "past", shape->past);
-  json_integer(file, "d_model", shape->width);
-  json_integer(file, "heads", shape->heads);
-  json_integer(file, "kv_heads", shape->kv_heads);
+  bench_json_string(file, "shape", shape->name);
+  bench_json_integer(file, "batch", shape->batch);
+  bench_json_integer(file, "seq", shape->length);
+  bench_json_integer(file, "past", shape->past);
+  bench_json_integer(file, "d_model", shape->width);
+  bench_json_integer(file, "heads", shape->heads);
+  bench_json_integer(file, "kv_heads", shape->kv_heads);
   json_boolean(file, "causal", shape->causal);
 }
 
 static void json_line(FILE *file, const bench_measurement *measurement,
                       const line_figures *figures) {
   fputs("{\"record\":\"row\"", file);
-  json_shape(file, &measurement->problem.shape);
+  bench_json_shape(file, &measurement->problem.shape);
   fputc(',', file);
-  json_string(file, "engine", figures->engine);
+  bench_json_string(file, "engine", figures->engine);
   fputc(',', file);
-  json_string(file, "type", figures->type);
-  json_integer(file, "threads", figures->threads);
-  json_integer(file, "rounds", figures->rounds);
+  bench_json_string(file, "type", figures->type);
+  bench_json_integer(file, "threads", figures->threads);
+  bench_json_integer(file, "rounds", figures->rounds);
   json_boolean(file, "extrapolated", figures->extrapolated);
   json_boolean(file, "disturbed", figures->disturbed);
-  json_number(file, "median_s", figures->time.median);
-  json_number(file, "min_s", figures->time.minimum);
-  json_number(file, "quartile1_s", figures->time.quartile1);
-  json_number(file, "quartile3_s", figures->time.quartile3);
-  json_number(file, "spread_percent", figures->rounds > 1 ? bench_spread(&figures->time) : NAN);
-  json_number(file, "gflops", figures->flops > 0 ? figures->gflops : NAN);
+  bench_json_number(file, "median_s", figures->time.median);
+  bench_json_number(file, "min_s", figures->time.minimum);
+  bench_json_number(file, "quartile1_s", figures->time.quartile1);
+  bench_json_number(file, "quartile3_s", figures->time.quartile3);
+  bench_json_number(file, "spread_percent",
+                    figures->rounds > 1 ? bench_spread(&figures->time) : NAN);
+  bench_json_number(file, "gflops", figures->flops > 0 ? figures->gflops : NAN);
   const bench_summary *percent = &figures->percent_sgemm;
-  json_number(file, "percent_sgemm", figures->flops > 0 ? percent->median : NAN);
-  json_number(file, "percent_sgemm_quartile1", figures->flops > 0 ? percent->quartile1 : NAN);
-  json_number(file, "percent_sgemm_quartile3", figures->flops > 0 ? percent->quartile3 : NAN);
-  json_number(file, "speedup_naive", figures->speedup_naive);
-  json_number(file, "speedup_composed", figures->speedup_composed);
-  json_number(file, "speedup_blas", figures->speedup_blas.median);
-  json_number(file, "speedup_blas_quartile1", figures->speedup_blas.quartile1);
-  json_number(file, "speedup_blas_quartile3", figures->speedup_blas.quartile3);
-  json_number(file, "speedup_f32", figures->speedup_float.median);
-  json_number(file, "speedup_f32_quartile1", figures->speedup_float.quartile1);
-  json_number(file, "speedup_f32_quartile3", figures->speedup_float.quartile3);
-  json_number(file, "speedup_one_thread", figures->speedup_one_thread);
+  bench_json_number(file, "percent_sgemm", figures->flops > 0 ? percent->median : NAN);
+  bench_json_number(file, "percent_sgemm_quartile1", figures->flops > 0 ? percent->quartile1 : NAN);
+  bench_json_number(file, "percent_sgemm_quartile3", figures->flops > 0 ? percent->quartile3 : NAN);
+  bench_json_number(file, "speedup_naive", figures->speedup_naive);
+  bench_json_number(file, "speedup_composed", figures->speedup_composed);
+  bench_json_number(file, "speedup_blas", figures->speedup_blas.median);
+  bench_json_number(file, "speedup_blas_quartile1", figures->speedup_blas.quartile1);
+  bench_json_number(file, "speedup_blas_quartile3", figures->speedup_blas.quartile3);
+  bench_json_number(file, "speedup_f32", figures->speedup_float.median);
+  bench_json_number(file, "speedup_f32_quartile1", figures->speedup_float.quartile1);
+  bench_json_number(file, "speedup_f32_quartile3", figures->speedup_float.quartile3);
+  bench_json_number(file, "speedup_one_thread", figures->speedup_one_thread);
   const bench_summary *read = &figures->percent_read;
-  json_number(file, "percent_read", read->median);
-  json_number(file, "percent_read_quartile1", read->quartile1);
-  json_number(file, "percent_read_quartile3", read->quartile3);
+  bench_json_number(file, "percent_read", read->median);
+  bench_json_number(file, "percent_read_quartile1", read->quartile1);
+  bench_json_number(file, "percent_read_quartile3", read->quartile3);
   const bench_problem *problem = &measurement->problem;
-  json_number(file, "read_bytes", problem->rotates ? figures->read_bytes : NAN);
-  json_number(file, "bytes", figures->bytes);
-  json_number(file, "difference", figures->difference);
-  json_number(file, "others_percent", measurement->others_percent);
+  bench_json_number(file, "read_bytes", problem->rotates ? figures->read_bytes : NAN);
+  bench_json_number(file, "bytes", figures->bytes);
+  bench_json_number(file, "difference", figures->difference);
+  bench_json_number(file, "others_percent", measurement->others_percent);
   fputs("}\n", file);
 }
 
@@ -317,23 +327,23 @@ void bench_report_json_head(FILE *file, const bench_options *options) {
   char text[256];
   fputs("{\"record\":\"machine\",", file);
   bench_machine_cpu(text, sizeof text);
-  json_string(file, "cpu", text);
-  json_integer(file, "cpus", bench_machine_cpu_count());
-  json_integer(file, "cache_bytes", (int64_t)bench_machine_cache_bytes());
+  bench_json_string(file, "cpu", text);
+  bench_json_integer(file, "cpus", bench_machine_cpu_count());
+  bench_json_integer(file, "cache_bytes", (int64_t)bench_machine_cache_bytes());
   static const char *const keys[] = {
       "version", "blas", "blas_threading", "blas_core", "instruction_set", "engines", "xsmm"};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     bench_machine_build_info(keys[i], text, sizeof text);
     fputc(',', file);
-    json_string(file, keys[i], text);
+    bench_json_string(file, keys[i], text);
   }
   fputc(',', file);
-  json_string(file, "orientation", options->out_in ? "out-in" : "in-out");
-  json_integer(file, "yardstick", options->yardstick);
+  bench_json_string(file, "orientation", options->out_in ? "out-in" : "in-out");
+  bench_json_integer(file, "yardstick", options->yardstick);
   fputs("}\n", file);
 }
 
-void bench_report_json(FILE *file, const bench_measurement *measurement) {
+static void json_lines(FILE *file, const bench_measurement *measurement) {
   if (measurement->has_naive) {
     const line_figures figures = naive_figures(measurement);
     json_line(file, measurement, &figures);
@@ -342,5 +352,12 @@ void bench_report_json(FILE *file, const bench_measurement *measurement) {
     const line_figures figures = row_figures(measurement, &measurement->rows[i]);
     json_line(file, measurement, &figures);
   }
+}
+
+void bench_report_json(FILE *file, const bench_measurement *measurement) {
+  if (measurement->problem.options->backward)
+    bench_report_backward_json(file, measurement);
+  else
+    json_lines(file, measurement);
   fflush(file);
 }

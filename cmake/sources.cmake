@@ -13,6 +13,10 @@ set(MHA_SOURCES
     src/api/element.c
     src/layer/project.c
     src/layer/prepare.c
+    src/layer/weight_gradient.c
+    src/layer/tape.c
+    src/layer/back_scratch.c
+    src/layer/backward.c
     src/layer/norm.c
     src/layer/rope.c
     src/layer/forward.c
@@ -20,6 +24,10 @@ set(MHA_SOURCES
     src/api/cache_args.c
     src/api/cache_create.c
     src/api/attend.c
+    src/api/backward_call.c
+    src/api/attend_backward.c
+    src/api/tape.c
+    src/api/shape.c
     src/attention/merge.c
     src/api/masks.c
     src/api/rules.c
@@ -38,10 +46,14 @@ set(MHA_SOURCES
     src/cache/cache_rows.c
     src/attention/recompute.c
     src/attention/observe.c
+    src/attention/back.c
+    src/attention/gradient.c
+    src/attention/gradient_bias.c
     src/attention/tiles.c
     src/attention/visibility.c
     src/engine/softmax.c
     src/engine/vector.c
+    src/engine/derivative.c
     src/engine/philox.c
     src/engine/philox_avx2.c
     src/runtime/trace.c
@@ -111,6 +123,8 @@ set(MHA_CLI_SOURCES
     src/cli/option_values.c
     src/cli/demo.c
     src/cli/run.c
+    src/cli/arrays.c
+    src/cli/gradients.c
     src/cli/convert.c
     src/cli/layer.c
     src/cli/conflicts.c

@@ -1,8 +1,9 @@
 /* Owns mha_attend: step 3 alone, on tensors that the caller projected. */
+#include "attend.h"
+
 #include "attention/attention.h"
 #include "attention/observe.h"
 #include "base/error.h"
-#include "base/tensor.h"
 #include "layer/scratch.h"
 #include "rules.h"
 
@@ -11,17 +12,21 @@ static mha_heads heads_of(const void *data, int32_t element, const mha_tensor_sh
   return heads;
 }
 
-static mha_status read_output(mha_core *core, mha_address_ranges *ranges,
-                              const mha_attend_args *args, const mha_tensor_shape *q, int64_t dv,
-                              mha_error *error) {
-  mha_tensor_shape s = {q->batch,
-                        q->length,
-                        q->heads,
-                        dv,
+/* On the way back what was written is read, or not looked at. */
+static mha_status read_output(mha_attend_call *c, const mha_attend_args *args, mha_error *error) {
+  mha_core *core = &c->core;
+  mha_tensor_shape s = {c->q.batch,
+                        c->q.length,
+                        c->q.heads,
+                        c->v.size,
                         args->output_batch_stride,
                         args->output_row_stride,
                         args->output_head_stride};
-  const mha_status status = mha_tensor_read_output(args->output, "args.output", &s, ranges, error);
+  mha_status status = MHA_OK;
+  if (c->use == MHA_ATTEND_FORWARD)
+    status = mha_tensor_read_output(args->output, "args.output", &s, &c->ranges, error);
+  else if (c->use == MHA_ATTEND_BACK)
+    status = mha_tensor_read_rows(args->output, "args.output", &s, &c->ranges, error);
   core->output = args->output;
   core->output_batch_stride = s.batch_stride;
   core->output_row_stride = s.row_stride;
@@ -95,56 +100,59 @@ static mha_status check_meant(const mha_attend_args *args, const mha_tensor *q, 
   return status;
 }
 
-static mha_status read_call(mha_core *core, const mha_tensor *q, const mha_tensor *k,
-                            const mha_tensor *v, const mha_attend_args *given, mha_error *error) {
+mha_status mha_attend_read(mha_attend_call *c, const mha_tensor *q, const mha_tensor *k,
+                           const mha_tensor *v, const mha_attend_args *given, mha_error *error) {
   mha_attend_args args;
   mha_asked asked;
-  mha_address_ranges all = {.n = 0};
-  mha_address_ranges *ranges = &all;
-  mha_tensor_shape qs = {0};
-  mha_tensor_shape ks = {0};
-  mha_tensor_shape vs = {0};
+  mha_core *core = &c->core;
+  mha_address_ranges *ranges = &c->ranges;
   mha_status status =
       mha_read_struct(&args, sizeof args, MHA_FIRST_ATTEND_ARGS, given, "args", error);
+  if (!status && c->use != MHA_ATTEND_FORWARD)
+    args.results = NULL;
+  if (!status && c->use == MHA_ATTEND_AGAIN)
+    args.output = NULL;
   if (!status)
     status = mha_rules_read(&asked, args.rules, args.results, error);
   if (!status)
-    status = mha_tensor_read(q, "q", &qs, ranges, error);
+    status = mha_tensor_read(q, "q", &c->q, ranges, error);
   if (!status)
-    status = mha_tensor_read_stored(k, "k", &ks, ranges, error);
+    status = mha_tensor_read_stored(k, "k", &c->k, ranges, error);
   if (!status)
-    status = mha_tensor_read_stored(v, "v", &vs, ranges, error);
+    status = mha_tensor_read_stored(v, "v", &c->v, ranges, error);
   if (!status)
-    status = check_fit(&qs, &ks, &vs, error);
+    status = check_fit(&c->q, &c->k, &c->v, error);
   if (!status)
     status = check_meant(&args, q, k, error);
   if (!status)
-    status = check_sequences(&args, &asked, &qs, &core->visibility.B, error);
+    status = check_sequences(&args, &asked, &c->q, &core->visibility.B, error);
   if (!status)
-    status = read_output(core, ranges, &args, &qs, vs.size, error);
+    status = read_output(c, &args, error);
   if (status)
     return status;
-  core->visibility.H = qs.heads;
-  core->visibility.Lq = qs.length;
-  core->visibility.Lk = ks.length;
-  core->q = heads_of(q->data, MHA_F32, &qs);
-  core->k = heads_of(k->data, k->element, &ks);
-  core->v = heads_of(v->data, v->element, &vs);
-  core->G = ks.heads;
-  core->d = qs.size;
-  core->dv = vs.size;
-  const mha_rules_defaults defaults = {mha_default_scale(qs.size), 0.0f, NULL};
-  status = mha_rules_apply(&asked, false, &defaults, core, ranges, error);
-  return status ? status : mha_ranges_check(ranges, error);
+  core->visibility.H = c->q.heads;
+  core->visibility.Lq = c->q.length;
+  core->visibility.Lk = c->k.length;
+  core->q = heads_of(q->data, MHA_F32, &c->q);
+  core->k = heads_of(k->data, k->element, &c->k);
+  core->v = heads_of(v->data, v->element, &c->v);
+  core->G = c->k.heads;
+  core->d = c->q.size;
+  core->dv = c->v.size;
+  const mha_rules_defaults defaults = {mha_default_scale(c->q.size), 0.0f, NULL};
+  return mha_rules_apply(&asked, false, &defaults, core, ranges, error);
+}
+
+mha_call_size mha_attend_size(const mha_core *core) {
+  const mha_call_size size = {.core = mha_core_cut_sizes(core),
+                              .strides = {core->q.row_stride, core->v.row_stride},
+                              .names = {"q.batch", "q.length", "k.length"}};
+  return size;
 }
 
 /* Between entering the context and leaving it. */
 static mha_status compute(mha_core *core, mha_context *context, mha_error *error) {
-  const mha_call_size size = {mha_core_cut_sizes(core),
-                              0,
-                              0,
-                              {core->q.row_stride, core->v.row_stride},
-                              {"q.batch", "q.length", "k.length"}};
+  const mha_call_size size = mha_attend_size(core);
   /* packed rows behind the last sequence are written, also where there is none */
   if ((size.core.B == 0 && !size.core.packed) || size.core.Lq == 0)
     return MHA_OK;
@@ -159,15 +167,17 @@ static mha_status compute(mha_core *core, mha_context *context, mha_error *error
 
 mha_status mha_attend(mha_context *context, const mha_tensor *q, const mha_tensor *k,
                       const mha_tensor *v, const mha_attend_args *args, mha_error *error) {
-  mha_core core = {.G = 0};
+  mha_attend_call c = {.use = MHA_ATTEND_FORWARD};
   mha_status status = mha_require(context, "context", error);
   if (!status)
-    status = read_call(&core, q, k, v, args, error);
+    status = mha_attend_read(&c, q, k, v, args, error);
+  if (!status)
+    status = mha_ranges_check(&c.ranges, error);
   if (!status)
     status = mha_context_enter(context, error);
   if (status)
     return status;
-  status = compute(&core, context, error);
+  status = compute(&c.core, context, error);
   mha_context_leave(context);
   return status ? status : mha_succeed(error);
 }

@@ -1,8 +1,9 @@
 /* Owns mha_forward and mha_self_attention: the reading of a layer call, its defaults, strides, and
  * what overlaps what. Everything is checked before anything is computed. */
+#include "forward_call.h"
+
 #include "base/error.h"
 #include "cache_args.h"
-#include "layer/forward.h"
 #include "rules.h"
 
 /* ---- the arrays ---- */
@@ -107,7 +108,8 @@ static mha_status add_arrays(mha_forward_call *c, bool packed, mha_error *error)
   const int64_t entries = count_entries(a, packed);
   const mha_config *w = &c->weights->config;
   const int64_t Lq = a->query_length;
-  const int64_t Lk = entries > 0 && (Lq > 0 || c->in_cache) && c->append ? a->key_length : 0;
+  const bool reads_keys = Lq > 0 || c->in_cache || c->back;
+  const int64_t Lk = entries > 0 && reads_keys && c->append ? a->key_length : 0;
   const mha_rows_shape query = {entries, Lq, w->query_width, a->query_batch_stride,
                                 a->query_row_stride};
   const mha_rows_shape key = {entries, Lk, w->key_width, a->key_batch_stride, a->key_row_stride};
@@ -120,7 +122,9 @@ static mha_status add_arrays(mha_forward_call *c, bool packed, mha_error *error)
     status = add_array(c, key_name(c), a->key, key, &c->key, false, error);
   if (!status)
     status = add_array(c, value_name(c), a->value, value, &c->value, false, error);
-  if (!status)
+  if (c->back) /* what comes from above has its shape */
+    c->output = output;
+  else if (!status)
     status = add_array(c, names->output, a->output, output, &c->output, true, error);
   return status;
 }
@@ -266,17 +270,32 @@ static mha_status read_positions(mha_forward_call *c, bool key_is_query, mha_err
 
 /* ---- the call ---- */
 
+/* The way back takes the arguments of the forward call and leaves out what that writes. */
+static void forget_outputs(mha_forward_args *a) {
+  a->output = NULL;
+  a->accumulate = 0;
+  a->results = NULL;
+  a->tape = NULL;
+}
+
 /* The arguments as they are, before anything of them is followed. */
 static mha_status read_args(mha_forward_call *c, const mha_forward_args *given, mha_asked *asked,
                             mha_error *error) {
   mha_forward_args *a = &c->args;
   mha_status status = mha_read_struct(a, sizeof *a, MHA_FIRST_FORWARD_ARGS, given, "args", error);
+  if (!status && c->back)
+    forget_outputs(a);
   if (!status)
     status = mha_require_flags(a->flags, MHA_ALLOW_EMPTY, "args.flags", error);
   if (!status)
     status = mha_require_reserved(a->reserved, "args.reserved", error);
   if (!status)
     status = mha_cache_args_check(a, error);
+  if (!status && a->cache && (a->tape || c->back))
+    status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                      "args.cache is given together with %s; rule: nothing passes back through a "
+                      "cache",
+                      c->back ? "gradients" : "args.tape");
   c->append = a->cache_mode != MHA_CACHE_ATTEND;
   c->attends = a->cache_mode != MHA_CACHE_APPEND;
   if (!status)
@@ -290,7 +309,7 @@ static mha_status read_args(mha_forward_call *c, const mha_forward_args *given, 
   return status;
 }
 
-static mha_status read_call(mha_forward_call *c, const mha_forward_args *given, mha_error *error) {
+mha_status mha_forward_read(mha_forward_call *c, const mha_forward_args *given, mha_error *error) {
   mha_asked asked;
   mha_forward_args *a = &c->args;
   const mha_config *w = &c->weights->config;
@@ -323,13 +342,25 @@ static mha_status read_call(mha_forward_call *c, const mha_forward_args *given, 
     status = add_vectors(c, error);
   if (!status)
     status = mha_rules_apply(&asked, key_is_query, &defaults, core, &c->ranges, error);
-  if (!status)
-    status = mha_ranges_check(&c->ranges, error);
   if (status)
     return status;
   choose_destination(c);
   return read_positions(c, key_is_query, error);
 }
+
+mha_kept_size mha_forward_kept_size(const mha_forward_call *c) {
+  const mha_kept_size size = {c->q.batch, c->core.visibility.B, c->q.length, c->k.length};
+  return size;
+}
+
+static mha_status open_tape(mha_forward_call *c, mha_error *error) {
+  const mha_kept_size size = mha_forward_kept_size(c);
+  c->kept = &c->args.tape->kept;
+  return mha_tape_open(c->args.tape, c->weights, &size, error);
+}
+
+const mha_forward_names mha_forward_names_of_args = {
+    {"args.batch", "args.query_length", "args.key_length"}, "args.query", "args.output", "query"};
 
 static mha_status forward(mha_context *context, const mha_weights *weights,
                           const mha_forward_args *args, const mha_forward_names *names,
@@ -340,18 +371,22 @@ static mha_status forward(mha_context *context, const mha_weights *weights,
     status = mha_require(weights, "weights", error);
   if (status)
     return status;
-  status = read_call(&c, args, error);
+  status = mha_forward_read(&c, args, error);
+  if (!status)
+    status = mha_ranges_check(&c.ranges, error);
+  if (!status && c.args.tape)
+    status = open_tape(&c, error);
   if (!status)
     status = mha_forward_run(&c, error);
+  if (!status && c.args.tape)
+    mha_tape_close(c.args.tape, weights);
   mha_cache_args_end(&c, status == MHA_OK);
   return status ? status : mha_succeed(error);
 }
 
 mha_status mha_forward(mha_context *context, const mha_weights *weights,
                        const mha_forward_args *args, mha_error *error) {
-  const mha_forward_names names = {
-      {"args.batch", "args.query_length", "args.key_length"}, "args.query", "args.output", "query"};
-  return forward(context, weights, args, &names, error);
+  return forward(context, weights, args, &mha_forward_names_of_args, error);
 }
 
 mha_status mha_self_attention(mha_context *context, const mha_weights *weights, const float *x,

@@ -2,6 +2,7 @@
 #include "masks.h"
 
 #include "base/error.h"
+#include "base/tensor.h"
 
 static mha_status check_extent(int64_t given, int64_t full, const char *array, const char *member,
                                mha_error *error) {
@@ -108,4 +109,24 @@ mha_status mha_masks_ranges(const mha_visibility *v, mha_address_ranges *ranges,
              ? status
              : mha_ranges_add(ranges, "rules.bias", v->bias, broadcast_extent(v, &v->bias_strides),
                               sizeof(float), false, error);
+}
+
+/* A bias may step over its numbers more than once; its gradient cannot. */
+mha_status mha_masks_add_bias_gradient(const mha_visibility *v, const char *name, const float *data,
+                                       mha_address_ranges *ranges, mha_error *error) {
+  const mha_broadcast *s = &v->bias_strides;
+  const mha_tensor_shape shape = {s->batch_stride ? v->B : 1,
+                                  s->row_stride ? v->Lq : 1,
+                                  s->head_stride ? v->H : 1,
+                                  v->Lk,
+                                  s->batch_stride,
+                                  s->row_stride,
+                                  s->head_stride};
+  if (data && mha_tensor_overlaps_itself(&shape))
+    return mha_fail(error, MHA_ERROR_OVERLAP,
+                    "%s has batch, head and row strides %lld, %lld, %lld; rule: no two elements of "
+                    "a gradient share an address",
+                    name, (long long)s->batch_stride, (long long)s->head_stride,
+                    (long long)s->row_stride);
+  return mha_ranges_add(ranges, name, data, broadcast_extent(v, s), sizeof(float), true, error);
 }

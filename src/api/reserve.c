@@ -1,60 +1,10 @@
 /* Owns the asking for scratch ahead of a call: mha_workspace_bytes and mha_context_reserve. */
 #include "base/arguments.h"
 #include "base/error.h"
-#include "layer/project.h"
-#include "layer/scratch.h"
+#include "layer/back_scratch.h"
+#include "shape.h"
 
 #include <string.h>
-
-static mha_status read_shape(const mha_weights *weights, const mha_shape *given,
-                             mha_call_size *size, mha_error *error) {
-  mha_shape shape;
-  mha_status status = mha_read_struct(&shape, sizeof shape, MHA_FIRST_SHAPE, given, "shape", error);
-  if (!status)
-    status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
-  if (!status)
-    status = mha_require_at_least(shape.query_length, 0, "shape.query_length", error);
-  if (!status)
-    status = mha_require_at_least(shape.key_length, 0, "shape.key_length", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.n_heads, 1, "shape.n_heads", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.n_kv_heads, 0, "shape.n_kv_heads", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.head_size, 0, "shape.head_size", error);
-  if (!status && (shape.backward < MHA_BACKWARD_NONE || shape.backward > MHA_BACKWARD_ALONE))
-    status =
-        mha_fail(error, MHA_ERROR_VALUE, "shape.backward is %d; rule: a value of mha_backward_use",
-                 (int)shape.backward);
-  if (!status)
-    status =
-        mha_require_kv_element(shape.cache_type, "shape", ".cache_type", MHA_ERROR_VALUE, error);
-  if (!status && !weights && shape.n_kv_heads && shape.n_heads % shape.n_kv_heads != 0)
-    status = mha_fail(error, MHA_ERROR_HEADS,
-                      "shape.n_heads is %lld, shape.n_kv_heads %lld; rule: a multiple of it",
-                      (long long)shape.n_heads, (long long)shape.n_kv_heads);
-  if (status)
-    return status;
-  const mha_size_names names = {"shape.batch", "shape.query_length", "shape.key_length"};
-  mha_cut_sizes *s = &size->core;
-  size->names = names;
-  s->B = shape.batch;
-  s->Lq = shape.query_length;
-  s->span = shape.key_length ? shape.key_length : shape.query_length;
-  s->H = weights ? weights->config.n_heads : shape.n_heads;
-  s->dv = weights ? weights->config.value_head_size : shape.value_head_size;
-  s->G = weights ? weights->config.n_kv_heads : shape.n_kv_heads ? shape.n_kv_heads : s->H;
-  s->d = weights ? weights->config.head_size : shape.head_size ? shape.head_size : s->dv;
-  s->packed = shape.packed != 0;
-  s->windowed = true; /* the more parts */
-  s->stored = (shape.cached || !weights) && shape.cache_type != MHA_F32;
-  /* a call may bring more rows of its own than queries */
-  size->key_rows = !shape.cached ? s->span : s->stored ? s->Lq : mha_gathered_rows(s->B, INT64_MAX);
-  size->new_rows = shape.cached ? s->Lq : s->span;
-  return MHA_OK;
-}
 
 /* ---- the calls that a shape stands for ---- */
 
@@ -110,16 +60,33 @@ static mha_status measure_calls(const mha_context *context, const mha_weights *w
   return status;
 }
 
+/* What the way back needs, where the shape is for it too. */
+static mha_status measure_back(const mha_context *context, const mha_weights *weights,
+                               const mha_call_size *size, size_t *bytes, mha_error *error) {
+  size_t needed = 0;
+  if (size->backward == MHA_BACKWARD_NONE)
+    return MHA_OK;
+  const bool again = size->backward == MHA_BACKWARD_ALONE;
+  const mha_status status = mha_back_scratch_measure(context, weights, size, again, &needed, error);
+  if (!status && needed > *bytes)
+    *bytes = needed;
+  return status;
+}
+
 /* What calls up to a shape need. */
 static mha_status measure_shape(const mha_context *context, const mha_weights *weights,
                                 const mha_shape *shape, mha_call_size calls[MOST_CALLS], int *n,
                                 size_t *bytes, mha_error *error) {
   mha_call_size size;
-  const mha_status status = read_shape(weights, shape, &size, error);
+  mha_status status = mha_shape_read(weights, shape, &size, error);
   if (status)
     return status;
+  size.kept = size.backward == MHA_BACKWARD_WITH_TAPE;
   *n = list_calls(weights, &size, calls);
-  return measure_calls(context, weights, calls, *n, bytes, error);
+  status = measure_calls(context, weights, calls, *n, bytes, error);
+  for (int k = 0; !status && k < *n; k++)
+    status = measure_back(context, weights, &calls[k], bytes, error);
+  return status;
 }
 
 mha_status mha_workspace_bytes(const mha_context *context, const mha_weights *weights,

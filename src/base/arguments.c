@@ -196,7 +196,7 @@ mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const vo
     return mha_fail(error, MHA_ERROR_UNSUPPORTED,
                     "%s is array number %d of the call; rule: at most %d are told apart", name,
                     ranges->n + 1, MHA_MAX_RANGES);
-  const mha_address_range range = {name, begin, begin + (uintptr_t)bytes, is_output};
+  const mha_address_range range = {name, begin, begin + (uintptr_t)bytes, 0, 0, is_output};
   ranges->items[ranges->n++] = range;
   return MHA_OK;
 }
@@ -213,12 +213,32 @@ mha_status mha_ranges_add_rows(mha_address_ranges *ranges, const char *name, con
   return mha_ranges_add(ranges, name, data, elements, sizeof(float), is_output, error);
 }
 
+void mha_ranges_are_rows(mha_address_ranges *ranges, const char *name, int64_t width,
+                         int64_t period) {
+  mha_address_range *last = ranges->n > 0 ? &ranges->items[ranges->n - 1] : NULL;
+  if (last && last->name == name && 0 < width && width < period) {
+    last->period = (uintptr_t)period;
+    last->width = (uintptr_t)width;
+  }
+}
+
+/* Rows side by side: those of one end before those of the other begin, in every period. */
+static bool are_side_by_side(const mha_address_range *a, const mha_address_range *b) {
+  if (a->period == 0 || a->period != b->period)
+    return false;
+  const mha_address_range *first = a->begin <= b->begin ? a : b;
+  const mha_address_range *second = first == a ? b : a;
+  const uintptr_t shift = (second->begin - first->begin) % a->period;
+  return shift >= first->width && second->width <= a->period - shift;
+}
+
 mha_status mha_ranges_check(const mha_address_ranges *ranges, mha_error *error) {
   for (int i = 0; i < ranges->n; i++)
     for (int j = 0; j < i; j++) {
       const mha_address_range *a = &ranges->items[i];
       const mha_address_range *b = &ranges->items[j];
-      if ((a->is_output || b->is_output) && a->begin < b->end && b->begin < a->end)
+      if ((a->is_output || b->is_output) && a->begin < b->end && b->begin < a->end &&
+          !are_side_by_side(a, b))
         return mha_fail(error, MHA_ERROR_OVERLAP,
                         "%s overlaps %s; rule: an output overlaps no input and no other output",
                         a->is_output ? a->name : b->name, a->is_output ? b->name : a->name);

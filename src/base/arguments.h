@@ -87,10 +87,11 @@ mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char
                                mha_error *error);
 
 /* The arrays of one call by address range, to find outputs that overlap something. */
-#define MHA_MAX_RANGES 48
+#define MHA_MAX_RANGES 64
 typedef struct mha_address_range {
   const char *name;
   uintptr_t begin, end;
+  uintptr_t period, width; /* bytes: only the first `width` of each `period` are meant; 0 = all */
   bool is_output;
 } mha_address_range;
 
@@ -101,13 +102,20 @@ typedef struct mha_address_ranges {
 
 /* Adds `elements` elements from data on; NULL data or no elements add nothing. Fails with
  * MHA_ERROR_OVERFLOW if the range leaves the address space, and with MHA_ERROR_UNSUPPORTED where
- * there is no room for it: a layer call names 37 arrays, so no caller can see that. */
+ * there is no room for it: a way back through a layer names 55 arrays, so no caller can see that.
+ */
 mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const void *data,
                           int64_t elements, size_t element_bytes, bool is_output, mha_error *error);
 
 /* Adds an array with two outer strides, from its first to its last element. */
 mha_status mha_ranges_add_rows(mha_address_ranges *ranges, const char *name, const float *data,
                                const mha_rows_shape *shape, bool is_output, mha_error *error);
+
+/* The array of that name, if it was added last, has rows of `width` bytes, `period` apart, and what
+ * lies between them is not its own: two such arrays with one period may lie within one block, side
+ * by side. */
+void mha_ranges_are_rows(mha_address_ranges *ranges, const char *name, int64_t width,
+                         int64_t period);
 
 /* Fails with MHA_ERROR_OVERLAP if an output shares a byte with any other range. */
 mha_status mha_ranges_check(const mha_address_ranges *ranges, mha_error *error);

@@ -130,7 +130,7 @@ mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor
 /* ---- outputs ---- */
 
 /* Sorted by stride, each dimension of an output must step over all that the ones inside cover. */
-static bool output_overlaps_itself(const mha_tensor_shape *s) {
+bool mha_tensor_overlaps_itself(const mha_tensor_shape *s) {
   int64_t stride[3] = {s->batch_stride, s->row_stride, s->head_stride};
   int64_t count[3] = {s->batch, s->length, s->heads};
   for (int pass = 0; pass < 2; pass++)
@@ -154,8 +154,9 @@ static bool output_overlaps_itself(const mha_tensor_shape *s) {
   return false;
 }
 
-mha_status mha_tensor_read_output(const float *data, const char *name, mha_tensor_shape *s,
-                                  mha_address_ranges *ranges, mha_error *error) {
+/* Rows whose extents are known: strides of 0, and that there are any. */
+static mha_status read_known(const float *data, const char *name, mha_tensor_shape *s,
+                             mha_error *error) {
   mha_status status = MHA_OK;
   if (!s->batch_stride && !s->row_stride && !s->head_stride)
     status = mha_tensor_make_dense(s, name, error);
@@ -163,9 +164,21 @@ mha_status mha_tensor_read_output(const float *data, const char *name, mha_tenso
     status = mha_tensor_resolve_strides(s, name, error);
   if (!status && s->batch > 0 && s->length > 0)
     status = mha_require(data, name, error);
+  return status;
+}
+
+mha_status mha_tensor_read_rows(const float *data, const char *name, mha_tensor_shape *s,
+                                mha_address_ranges *ranges, mha_error *error) {
+  const mha_status status = read_known(data, name, s, error);
+  return status ? status : mha_tensor_add_range(ranges, s, name, data, MHA_F32, false, error);
+}
+
+mha_status mha_tensor_read_output(const float *data, const char *name, mha_tensor_shape *s,
+                                  mha_address_ranges *ranges, mha_error *error) {
+  mha_status status = read_known(data, name, s, error);
   if (!status)
     status = mha_tensor_add_range(ranges, s, name, data, MHA_F32, true, error);
-  if (!status && output_overlaps_itself(s))
+  if (!status && mha_tensor_overlaps_itself(s))
     status = mha_fail(error, MHA_ERROR_OVERLAP,
                       "%s has batch, row and head strides %lld, %lld, %lld; rule: no two "
                       "elements of an output share an address",

@@ -32,6 +32,13 @@ mha_status mha_tensor_read_stored(const mha_tensor *given, const char *name,
 mha_status mha_tensor_read(const mha_tensor *given, const char *name, mha_tensor_shape *shape,
                            mha_address_ranges *ranges, mha_error *error);
 
+/* The same of float32 rows whose extents are known (all three strides 0 = dense). */
+mha_status mha_tensor_read_rows(const float *data, const char *name, mha_tensor_shape *shape,
+                                mha_address_ranges *ranges, mha_error *error);
+
+/* Whether two elements of an array share an address. */
+bool mha_tensor_overlaps_itself(const mha_tensor_shape *shape);
+
 /* Resolves the strides of an output whose extents are known (all three 0 = dense), checks that no
  * two of its elements share an address, and adds it to the ranges. */
 mha_status mha_tensor_read_output(const float *data, const char *name, mha_tensor_shape *shape,

@@ -26,6 +26,8 @@ static mha_status check_pairs(const mha_option_value *v, mha_error *error) {
       {MHA_OPTION_ALIGN, MHA_OPTION_STEPS, "in steps each query is at its own key"},
       {MHA_OPTION_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the keys"},
       {MHA_OPTION_QUERY_LENGTHS, MHA_OPTION_STEPS, "in steps the cache counts the tokens"},
+      {MHA_OPTION_DROPOUT, MHA_OPTION_STEPS, "which weights are dropped depends on Lq and Lk"},
+      {MHA_OPTION_BACKWARD, MHA_OPTION_STEPS, "nothing passes back through a cache"},
       {MHA_OPTION_LABELS, MHA_OPTION_KEY, "labels are for the tokens of self attention"},
   };
   for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)

@@ -25,13 +25,13 @@ static mha_status save(const mha_options *options, const mha_weights *weights, m
 }
 
 int mha_convert(const mha_options *options, mha_error *error) {
-  static const mha_option results[] = {MHA_OPTION_TARGET};
+  const mha_result result = mha_result_of(options, MHA_OPTION_TARGET);
   mha_weights *weights = NULL;
   mha_weights *converted = NULL;
   int exit_status = MHA_EXIT_DATA;
   mha_status status = mha_conflicts_check(options->values, error);
   if (!status)
-    status = mha_results_check(options, results, 1, error);
+    status = mha_results_check(options, &result, 1, error);
   if (status && status != MHA_ERROR_IO)
     exit_status = MHA_EXIT_USAGE;
   if (!status)

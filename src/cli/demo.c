@@ -204,7 +204,7 @@ static mha_status write_picture(const demo *d, const char *path, const mha_label
 
 int mha_demo(const mha_options *options, mha_error *error) {
   demo d = {.print_trace = options->values[MHA_OPTION_TRACE].given};
-  static const mha_option picture = MHA_OPTION_SVG;
+  const mha_result picture = mha_result_of(options, MHA_OPTION_SVG);
   mha_labels labels = {0};
   mha_status status = cut_labels(options, &labels, error);
   if (!status)

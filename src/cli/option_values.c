@@ -73,6 +73,32 @@ static mha_status take_number(const mha_option_row *row, mha_option_value *value
                             : "");
 }
 
+static mha_status take_share(const mha_option_row *row, mha_option_value *value, mha_error *error) {
+  char *end = NULL;
+  if (begins_number(value->text)) {
+    value->number = strtod(value->text, &end);
+    if (end != value->text && *end == '\0' && value->number >= 0 && (float)value->number < 1)
+      return MHA_OK;
+  }
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is \"%.64s\"; rule: a number from 0 and below 1",
+                  row->name, value->text);
+}
+
+/* strtoull takes a minus sign. */
+static mha_status take_word(const mha_option_row *row, mha_option_value *value, mha_error *error) {
+  char *end = NULL;
+  if (isdigit((unsigned char)*value->text)) {
+    errno = 0;
+    const unsigned long long number = strtoull(value->text, &end, 10);
+    value->word = number;
+    if (errno == 0 && *end == '\0' && number <= UINT64_MAX)
+      return MHA_OK;
+  }
+  return mha_fail(error, MHA_ERROR_VALUE,
+                  "%s is \"%.64s\"; rule: a whole number from 0 to %" PRIu64, row->name,
+                  value->text, UINT64_MAX);
+}
+
 static mha_status take_alignment(const mha_option_row *row, mha_option_value *value,
                                  mha_error *error) {
   const char *end = NULL;
@@ -188,6 +214,10 @@ mha_status mha_option_value_take(const mha_option_row *row, mha_option_value *va
   case MHA_KIND_NUMBER:
   case MHA_KIND_POSITIVE:
     return take_number(row, value, error);
+  case MHA_KIND_SHARE:
+    return take_share(row, value, error);
+  case MHA_KIND_WORD:
+    return take_word(row, value, error);
   case MHA_KIND_LIST:
   case MHA_KIND_PAIR:
     return take_list(row, value, error);

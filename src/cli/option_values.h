@@ -12,6 +12,8 @@ typedef enum mha_value_kind {
   MHA_KIND_INTEGER,  /* a whole number from lowest to highest */
   MHA_KIND_NUMBER,   /* a finite number; lowest is 0 or INT64_MIN, no bound */
   MHA_KIND_POSITIVE, /* one that is greater than 0 */
+  MHA_KIND_SHARE,    /* one from 0 that is below 1, as a float too */
+  MHA_KIND_WORD,     /* a whole number of 64 bits without a sign */
   MHA_KIND_LIST,     /* whole numbers of at least lowest */
   MHA_KIND_PAIR,     /* two of them */
   MHA_KIND_ALIGN,    /* top-left, bottom-right or an offset */

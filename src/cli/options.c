@@ -86,6 +86,14 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
         "ALiBi slopes, [H]"},
     [MHA_OPTION_SINKS] = {"--sinks", "S.npy", MHA_KIND_PATH, RUN, false, {0, 0},
         "extra logits without a value, [H]"},
+    [MHA_OPTION_DROPOUT] = {"--dropout", "P", MHA_KIND_SHARE, RUN, false, {0, 0},
+        "probability with which a weight becomes 0 after the softmax; the others are multiplied "
+        "by 1/(1 - P) (default 0)"},
+    [MHA_OPTION_SEED] = {"--seed", "N", MHA_KIND_WORD, RUN, false, {0, 0},
+        "seed of the random numbers of --dropout (default 0)"},
+    [MHA_OPTION_CALL] = {"--call", "N", MHA_KIND_WORD, RUN, false, {0, 0},
+        "number of the call, such as the training step: another one drops other weights "
+        "(default 0)"},
     [MHA_OPTION_ATTN_WEIGHTS] = {"--attn-weights", "P.npy", MHA_KIND_PATH, RUN, false, {0, 0},
         "where the attention weights go, [B][H][Lq][Lk], without B for an input without B"},
     [MHA_OPTION_STAGE] = {"--stage", "scaled|capped|final|weights", MHA_KIND_STAGE, RUN, false,
@@ -100,6 +108,12 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
     [MHA_OPTION_LABELS] = {"--labels", "TEXT", MHA_KIND_TEXT, DEMO | RUN, false, {0, 0},
         "the tokens' labels in the picture, with commas between or, without a comma, one "
         "character each (default: their numbers; in demo the article's sentence)"},
+    [MHA_OPTION_BACKWARD] = {"--backward", "DY.npy", MHA_KIND_PATH, RUN, false, {0, 0},
+        "gradient of a loss with respect to the output, shaped as that: compute the way back too; "
+        "needs --gradients"},
+    [MHA_OPTION_GRADIENTS] = {"--gradients", "FOLDER", MHA_KIND_PATH, RUN, false, {0, 0},
+        "where the gradients go, each as the thing itself is shaped: d_query.npy, d_wq.npy, ... "
+        "of all that the layer and the call have; made if there is none"},
     [MHA_OPTION_STEPS] = {"--steps", NULL, MHA_KIND_FLAG, RUN, false, {0, 0},
         "compute token by token over a key/value cache; needs --causal and self attention"},
     [MHA_OPTION_CACHE_TYPE] = {"--cache-type", "f32|f16|bf16|q8_0", MHA_KIND_ELEMENT, RUN, false,
@@ -119,11 +133,14 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
 /* Options that mean nothing alone. */
 static const struct {
   mha_option option, needed;
-} needs[] = {{MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
-             {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
-             {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
-             {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS},
-             {MHA_OPTION_KV_HEADS, MHA_OPTION_HEADS}};
+} needs[] = {
+    {MHA_OPTION_ROPE_BASE, MHA_OPTION_ROPE},     {MHA_OPTION_ROTARY, MHA_OPTION_ROPE},
+    {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
+    {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
+    {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS},
+    {MHA_OPTION_KV_HEADS, MHA_OPTION_HEADS},     {MHA_OPTION_SEED, MHA_OPTION_DROPOUT},
+    {MHA_OPTION_CALL, MHA_OPTION_DROPOUT},       {MHA_OPTION_BACKWARD, MHA_OPTION_GRADIENTS},
+    {MHA_OPTION_GRADIENTS, MHA_OPTION_BACKWARD}};
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 

@@ -45,11 +45,16 @@ typedef enum mha_option {
   MHA_OPTION_SOFTCAP,
   MHA_OPTION_ALIBI,
   MHA_OPTION_SINKS,
+  MHA_OPTION_DROPOUT,
+  MHA_OPTION_SEED,
+  MHA_OPTION_CALL,
   MHA_OPTION_ATTN_WEIGHTS,
   MHA_OPTION_STAGE,
   MHA_OPTION_LSE,
   MHA_OPTION_SVG,
   MHA_OPTION_LABELS,
+  MHA_OPTION_BACKWARD,
+  MHA_OPTION_GRADIENTS,
   MHA_OPTION_STEPS,
   MHA_OPTION_CACHE_TYPE,
   MHA_OPTION_TRACE,
@@ -68,6 +73,7 @@ typedef struct mha_option_value {
   int32_t stage;     /* mha_stage of --stage; 0, the weights, without it */
   int32_t element;   /* mha_element of --type and --cache-type; 0, float32, without it */
   double number;     /* finite as a float too */
+  uint64_t word;     /* --seed, --call */
   int64_t *list;     /* --window, --lengths, --query-lengths */
   int64_t list_count;
 } mha_option_value;

@@ -34,42 +34,45 @@ static mha_status check_weights(const char *name, const char *path, const mha_op
   return MHA_OK;
 }
 
-static mha_status check_earlier(const mha_options *options, const mha_option *results, int which,
-                                mha_error *error) {
-  const char *path = options->values[results[which]].text;
-  for (int i = 0; i < which; i++) {
-    const mha_option_value *earlier = &options->values[results[i]];
-    if (earlier->given && mha_output_meet(path, earlier->text))
+static mha_status check_earlier(const mha_result *results, int which, mha_error *error) {
+  const mha_result *result = &results[which];
+  for (int i = 0; i < which; i++)
+    if (results[i].path && mha_output_meet(result->path, results[i].path))
       return mha_fail(error, MHA_ERROR_VALUE,
                       "%s is \"%s\", the file that %s names; rule: each result has its own",
-                      mha_option_name(results[which]), mha_shown_path(path),
-                      mha_option_name(results[i]));
-  }
+                      result->name, mha_shown_path(result->path), results[i].name);
   return MHA_OK;
 }
 
-static mha_status check_writable(const char *name, const char *path, mha_error *error) {
+static mha_status check_writable(const mha_result *result, mha_error *error) {
   mha_error cause;
-  const mha_status status = mha_output_check(path, &cause);
-  return status ? mha_fail(error, status, "%s: %s", name, cause.message) : MHA_OK;
+  bool exists = true;
+  mha_status status =
+      result->folder ? mha_output_check_folder(result->folder, &exists, &cause) : MHA_OK;
+  if (!status && exists)
+    status = mha_output_check(result->path, &cause);
+  return status ? mha_fail(error, status, "%s: %s", result->name, cause.message) : MHA_OK;
 }
 
-mha_status mha_results_check(const mha_options *options, const mha_option *results, int n,
+mha_result mha_result_of(const mha_options *options, mha_option option) {
+  const mha_option_value *value = &options->values[option];
+  return (mha_result){mha_option_name(option), value->given ? value->text : NULL, NULL};
+}
+
+mha_status mha_results_check(const mha_options *options, const mha_result *results, int n,
                              mha_error *error) {
   mha_status status = MHA_OK;
   for (int i = 0; !status && i < n; i++) {
-    const mha_option_value *value = &options->values[results[i]];
-    const char *name = mha_option_name(results[i]);
-    if (!value->given)
+    if (!results[i].path)
       continue;
-    status = check_streams(name, value->text, error);
+    status = check_streams(results[i].name, results[i].path, error);
     if (!status)
-      status = check_weights(name, value->text, options, error);
+      status = check_weights(results[i].name, results[i].path, options, error);
     if (!status)
-      status = check_earlier(options, results, i, error);
+      status = check_earlier(results, i, error);
   }
   for (int i = 0; !status && i < n; i++)
-    if (options->values[results[i]].given)
-      status = check_writable(mha_option_name(results[i]), options->values[results[i]].text, error);
+    if (results[i].path)
+      status = check_writable(&results[i], error);
   return status;
 }

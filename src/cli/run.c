@@ -1,7 +1,9 @@
 /* Owns `mha run`: one layer over .npy files. Everything is read and computed before anything is
  * written. */
+#include "arrays.h"
 #include "commands.h"
 #include "conflicts.h"
+#include "gradients.h"
 #include "labels.h"
 #include "layer.h"
 #include "results.h"
@@ -13,25 +15,22 @@
 #include "view.h"
 
 #include "base/error.h"
-#include "base/memory.h"
 #include "files/npy.h"
 #include "files/path.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Four files may come out: three arrays, and a picture of the second. */
-enum { RESULT_OUTPUT, RESULT_WEIGHTS, RESULT_LSE, N_ARRAYS, RESULT_SVG = N_ARRAYS, N_RESULTS };
-
-static const mha_option result_options[N_RESULTS] = {MHA_OPTION_OUTPUT, MHA_OPTION_ATTN_WEIGHTS,
-                                                     MHA_OPTION_LSE, MHA_OPTION_SVG};
-
-typedef struct result {
-  float *data; /* NULL = not asked for */
-  size_t bytes;
-  int rank;
-  int64_t shape[4];
-} result;
+/* Files that may come out: three arrays, a picture of the second, gradients. */
+enum {
+  RESULT_OUTPUT,
+  RESULT_WEIGHTS,
+  RESULT_LSE,
+  N_ARRAYS,
+  RESULT_SVG = N_ARRAYS,
+  RESULT_GRADIENTS,
+  N_RESULTS = RESULT_GRADIENTS + MHA_N_GRADIENTS
+};
 
 typedef struct run {
   const mha_options *options;
@@ -44,7 +43,9 @@ typedef struct run {
   mha_results asked;
   mha_forward_args args;
   mha_labels labels;
-  result results[N_ARRAYS];
+  mha_array arrays[N_ARRAYS];
+  mha_gradients gradients;
+  mha_result results[N_RESULTS]; /* the files */
 } run;
 
 static const mha_option_value *option(const run *r, mha_option which) {
@@ -163,30 +164,15 @@ static mha_status read_sequences(run *r, mha_error *error) {
  * `value` is the option that asks for it. */
 static mha_status make_result(run *r, int which, const mha_option_value *value, int rank,
                               const int64_t *shape, float **data, mha_error *error) {
-  const mha_allocator memory = mha_memory_allocator(NULL);
-  result *made = &r->results[which];
-  mha_layout layout = {0};
-  int64_t n = r->args.batch;
-  bool fits = true;
+  const int first = r->has_batch ? 1 : 0;
+  int64_t whole[4] = {r->args.batch};
   if (!value->given)
     return MHA_OK;
-  for (int axis = 0; axis < rank; axis++)
-    fits = fits && mha_multiply(n, shape[axis], &n);
-  (void)mha_layout_add(&layout, sizeof *made->data, n, 1, 1);
-  if (!fits || layout.overflow)
-    return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "the numbers for %s overflow; rule: they fit the address space",
-                    mha_shown_path(value->text));
-  made->bytes = layout.bytes ? layout.bytes : MHA_ALIGNMENT;
-  made->data = mha_memory_allocate(&memory, made->bytes);
-  if (!made->data)
-    return mha_fail(error, MHA_ERROR_MEMORY, "no memory for the %zu bytes of %s", made->bytes,
-                    mha_shown_path(value->text));
-  made->shape[0] = r->args.batch;
-  made->rank = rank + (r->has_batch ? 1 : 0);
-  memcpy(made->shape + (r->has_batch ? 1 : 0), shape, (size_t)rank * sizeof shape[0]);
-  *data = made->data;
-  return MHA_OK;
+  memcpy(whole + first, shape, (size_t)rank * sizeof shape[0]);
+  const mha_status status =
+      mha_array_make(&r->arrays[which], value->text, rank + first, whole, error);
+  *data = r->arrays[which].data;
+  return status;
 }
 
 /* The picture is of the weights as they are after the softmax. */
@@ -195,7 +181,7 @@ static mha_heat_maps maps_of(const run *r) {
                          .n_heads = r->config.n_heads,
                          .n_queries = r->args.query_length,
                          .n_keys = r->key.data ? r->args.key_length : r->args.query_length,
-                         .weights = r->results[RESULT_WEIGHTS].data,
+                         .weights = r->arrays[RESULT_WEIGHTS].data,
                          .query_labels = r->labels.items,
                          .key_labels = r->labels.items};
 }
@@ -222,36 +208,53 @@ static mha_status make_results(run *r, mha_error *error) {
   return status;
 }
 
-static mha_status stage_result(const run *r, int which, mha_output *file, mha_error *error) {
-  const char *path = option(r, result_options[which])->text;
+static mha_status make_gradients(run *r, mha_error *error) {
+  const mha_gradient_sources sources = {&r->query, &r->key, &r->value, &r->run_rules.bias};
+  return mha_gradients_prepare(r->options, r->weights, &sources, &r->args, &r->gradients, error);
+}
+
+/* The array of a file; NULL = it is a picture. */
+static mha_array *array_of(run *r, int which) {
+  return which < N_ARRAYS            ? &r->arrays[which]
+         : which >= RESULT_GRADIENTS ? &r->gradients.arrays[which - RESULT_GRADIENTS]
+                                     : NULL;
+}
+
+/* A gradient has a name also where there is no such thing. */
+static bool is_written(run *r, int which) {
+  const mha_array *array = array_of(r, which);
+  return r->results[which].path && (!array || array->data);
+}
+
+static mha_status stage_result(run *r, int which, mha_output *file, mha_error *error) {
+  const char *path = r->results[which].path;
   const mha_heat_maps maps = maps_of(r);
-  if (which == RESULT_SVG)
-    return mha_svg_stage(path, &maps, file, error);
-  return mha_npy_stage(path, r->results[which].rank, r->results[which].shape,
-                       r->results[which].data, file, error);
+  mha_array *array = array_of(r, which);
+  return array ? mha_array_stage(array, path, file, error)
+               : mha_svg_stage(path, &maps, file, error);
 }
 
 /* All files are complete under temporary names before the first one gets its own. */
-static mha_status write_results(const run *r, mha_error *error) {
+static mha_status write_results(run *r, mha_error *error) {
   mha_output files[N_RESULTS];
-  mha_status status = MHA_OK;
   for (int i = 0; i < N_RESULTS; i++)
     files[i].has_temporary = 0;
   mha_signals_watch(files, N_RESULTS);
+  mha_status status = mha_gradients_make_folder(&r->gradients, error);
   for (int i = 0; !status && i < N_RESULTS; i++)
-    if (option(r, result_options[i])->given)
+    if (is_written(r, i))
       status = stage_result(r, i, &files[i], error);
   for (int i = 0; !status && i < N_RESULTS; i++)
-    if (option(r, result_options[i])->given)
+    if (is_written(r, i))
       status = mha_output_commit(&files[i], error);
   for (int i = 0; i < N_RESULTS; i++)
     mha_output_discard(&files[i]);
+  mha_gradients_leave_folder(&r->gradients, status != MHA_OK);
   mha_signals_watch(NULL, 0);
   return status;
 }
 
 static void release(run *r) {
-  const mha_allocator memory = mha_memory_allocator(NULL);
   mha_npy_array *arrays[] = {&r->query, &r->key, &r->value, &r->cosines, &r->sines};
   mha_context_destroy(r->context);
   mha_weights_destroy(r->weights); /* points to the tables */
@@ -260,17 +263,31 @@ static void release(run *r) {
   mha_run_rules_release(&r->run_rules);
   mha_labels_release(&r->labels);
   for (int i = 0; i < N_ARRAYS; i++)
-    mha_memory_release(&memory, r->results[i].data, r->results[i].bytes);
+    mha_array_release(&r->arrays[i]);
+  mha_gradients_release(&r->gradients);
 }
 
 /* ---- The command ----------------------------------------------------------------------------- */
+
+/* What may be written, and whether it may. */
+static mha_status check_results(run *r, mha_error *error) {
+  static const mha_option options[] = {[RESULT_OUTPUT] = MHA_OPTION_OUTPUT,
+                                       [RESULT_WEIGHTS] = MHA_OPTION_ATTN_WEIGHTS,
+                                       [RESULT_LSE] = MHA_OPTION_LSE,
+                                       [RESULT_SVG] = MHA_OPTION_SVG};
+  for (int i = 0; i < RESULT_GRADIENTS; i++)
+    r->results[i] = mha_result_of(r->options, options[i]);
+  const mha_status status =
+      mha_gradients_name(r->options, &r->gradients, &r->results[RESULT_GRADIENTS], error);
+  return status ? status : mha_results_check(r->options, r->results, N_RESULTS, error);
+}
 
 /* Before anything is computed; what is wrong on the command line in sight of the input is told by
  * `exit_status`. */
 static mha_status prepare(run *r, int *exit_status, mha_error *error) {
   mha_status status = mha_conflicts_check(r->options->values, error);
   if (!status)
-    status = mha_results_check(r->options, result_options, N_RESULTS, error);
+    status = check_results(r, error);
   if (status && status != MHA_ERROR_IO)
     *exit_status = MHA_EXIT_USAGE;
   if (!status)
@@ -285,7 +302,18 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
     status = mha_run_rules_read(r->options, r->config.n_heads, &r->run_rules, &r->args, error);
   if (status == MHA_ERROR_LENGTH)
     *exit_status = MHA_EXIT_USAGE;
-  return status ? status : make_results(r, error);
+  if (!status)
+    status = make_results(r, error);
+  return status ? status : make_gradients(r, error);
+}
+
+static mha_status compute(run *r, mha_error *error) {
+  if (option(r, MHA_OPTION_STEPS)->given)
+    return mha_forward_by_steps(r->context, r->weights, &r->config,
+                                option(r, MHA_OPTION_CACHE_TYPE)->element, &r->args, error);
+  const mha_status status = mha_forward(r->context, r->weights, &r->args, error);
+  return status ? status
+                : mha_gradients_compute(r->context, r->weights, &r->args, &r->gradients, error);
 }
 
 int mha_run(const mha_options *options, mha_error *error) {
@@ -293,10 +321,7 @@ int mha_run(const mha_options *options, mha_error *error) {
   int exit_status = MHA_EXIT_DATA;
   mha_status status = prepare(&r, &exit_status, error);
   if (!status)
-    status = option(&r, MHA_OPTION_STEPS)->given
-                 ? mha_forward_by_steps(r.context, r.weights, &r.config,
-                                        option(&r, MHA_OPTION_CACHE_TYPE)->element, &r.args, error)
-                 : mha_forward(r.context, r.weights, &r.args, error);
+    status = compute(&r, error);
   if (!status)
     status = write_results(&r, error);
   release(&r);

@@ -83,6 +83,9 @@ static void take_rules(const mha_option_value *v, mha_rules *a) {
     a->flags |= MHA_SCALE;
   if (v[MHA_OPTION_SOFTCAP].given)
     a->flags |= MHA_SOFTCAP;
+  a->dropout = (float)v[MHA_OPTION_DROPOUT].number;
+  a->dropout_seed = v[MHA_OPTION_SEED].word;
+  a->dropout_call = v[MHA_OPTION_CALL].word;
   if (window->given) {
     a->flags |= MHA_WINDOW;
     a->window_left = window->list[0];

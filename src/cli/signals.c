@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <unistd.h>
 
 static const int ending[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU};
 
@@ -12,6 +13,7 @@ enum { N_ENDING = sizeof ending / sizeof ending[0] };
 
 static const mha_output *volatile watched;
 static volatile sig_atomic_t n_watched;
+static const char *volatile watched_folder;
 
 static sigset_t before_hold;
 
@@ -20,6 +22,8 @@ static sigset_t before_hold;
 static void clean_up(int number) {
   for (int i = 0; i < n_watched; i++)
     mha_output_remove(&watched[i]);
+  if (watched_folder)
+    (void)rmdir(watched_folder);
   (void)signal(number, SIG_DFL);
   (void)raise(number);
 }
@@ -56,4 +60,8 @@ void mha_signals_watch(const mha_output *outputs, int n) {
   watched = outputs;
   atomic_signal_fence(memory_order_seq_cst);
   n_watched = n;
+}
+
+void mha_signals_watch_folder(const char *path) {
+  watched_folder = path;
 }

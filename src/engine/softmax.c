@@ -143,6 +143,14 @@ MHA_CLONES float mha_row_exp_max(float *row, int64_t n, float factor, float max,
   return sum + sums[0];
 }
 
+MHA_CLONES void mha_row_weights(float *row, int64_t n, float max, float share) {
+  for (int64_t j = 0; j < n; j++) {
+    const float x = row[j] - max;
+    const float weight = exponential(x > 0.0f ? 0.0f : x) * share;
+    row[j] = row[j] == -INFINITY || weight < FLT_MIN ? 0.0f : weight; /* NaN stays */
+  }
+}
+
 MHA_CLONES void mha_row_lower(float *row, int64_t n, float factor) {
   for (int64_t j = 0; j < n; j++) {
     const float lowered = row[j] * factor;

@@ -23,6 +23,10 @@ float mha_row_exp(float *row, int64_t n, float factor, float max);
  * mha_row_max would have found. */
 float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *largest);
 
+/* row[j] = exp(row[j] - max)·share, the weight of a score: 0 where the score is -inf or the weight
+ * below the smallest normal number. A score above max counts as max. */
+void mha_row_weights(float *row, int64_t n, float max, float share);
+
 /* row[j] *= factor, but 0 where that is below the smallest normal number. */
 void mha_row_lower(float *row, int64_t n, float factor);
 

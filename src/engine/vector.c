@@ -34,6 +34,12 @@ MHA_CLONES void mha_vector_gather(double *restrict sums, const float *restrict x
     sums[j] += factor * (double)x[j];
 }
 
+MHA_CLONES void mha_vector_gather_products(double *restrict sums, const float *restrict x,
+                                           const float *restrict y, double factor, int64_t n) {
+  for (int64_t j = 0; j < n; j++)
+    sums[j] += factor * (double)x[j] * (double)y[j];
+}
+
 enum { LANES = 8 };
 
 MHA_CLONES double mha_vector_squares(const float *x, int64_t n) {

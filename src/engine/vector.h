@@ -20,6 +20,10 @@ void mha_vector_add_scaled(float *y, const float *x, float factor, int64_t n);
 /* sums[j] += factor·x[j], in double. */
 void mha_vector_gather(double *sums, const float *x, double factor, int64_t n);
 
+/* sums[j] += factor·x[j]·y[j], in double. */
+void mha_vector_gather_products(double *sums, const float *x, const float *y, double factor,
+                                int64_t n);
+
 /* Σ x[j]², in double: squares of large floats overflow, and long rows would add up rounding errors.
  * The same partial sums on every instruction set. */
 double mha_vector_squares(const float *x, int64_t n);

@@ -123,6 +123,36 @@ mha_status mha_output_check(const char *path, mha_error *error) {
                                           : mha_fail_system(path, "written", errno, error);
 }
 
+/* What no name stands for may still be a link that leads nowhere, where no folder can be made. */
+static mha_status check_new_folder(const char *path, mha_error *error) {
+  struct stat info;
+  char folder[MHA_PATH_BYTES];
+  if (lstat(path, &info) == 0)
+    return mha_fail(error, MHA_ERROR_IO,
+                    "%s is a link to what is not there; rule: a folder, or one that can be made",
+                    mha_shown_path(path));
+  take_folder(path, folder);
+  return access(folder, W_OK | X_OK) == 0 ? mha_succeed(error)
+                                          : mha_fail_system(path, "made", errno, error);
+}
+
+mha_status mha_output_check_folder(const char *path, bool *exists, mha_error *error) {
+  struct stat info;
+  *exists = false;
+  if (path[0] == '\0' || strlen(path) >= MHA_PATH_BYTES)
+    return mha_fail_system(path, "made", path[0] == '\0' ? ENOENT : ENAMETOOLONG, error);
+  if (stat(path, &info) != 0)
+    return errno == ENOENT ? check_new_folder(path, error)
+                           : mha_fail_system(path, "examined", errno, error);
+  *exists = true;
+  if (!S_ISDIR(info.st_mode))
+    return mha_fail(error, MHA_ERROR_IO,
+                    "%s is not a folder; rule: a folder, or one that can be made",
+                    mha_shown_path(path));
+  return access(path, W_OK | X_OK) == 0 ? mha_succeed(error)
+                                        : mha_fail_system(path, "written", errno, error);
+}
+
 static bool is_same_file(const struct stat *one, const struct stat *other) {
   return one->st_dev == other->st_dev && one->st_ino == other->st_ino;
 }
@@ -278,9 +308,9 @@ mha_status mha_output_sync(mha_output *output, mha_error *error) {
 
 /* A folder may allow to write without allowing to read, and some file systems sync no folders:
  * neither is a failure. */
-static mha_status sync_folder(const mha_output *output, mha_error *error) {
+static mha_status sync_folder_of(const char *path, mha_error *error) {
   char folder[MHA_PATH_BYTES];
-  take_folder(output->target, folder);
+  take_folder(path, folder);
   const int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0)
     return mha_succeed(error);
@@ -289,11 +319,20 @@ static mha_status sync_folder(const mha_output *output, mha_error *error) {
   return failed ? mha_fail_system(folder, "synced", failed, error) : mha_succeed(error);
 }
 
+mha_status mha_output_make_folder(const char *path, bool *made, mha_error *error) {
+  bool exists = false;
+  *made = mkdir(path, 0777) == 0;
+  if (*made)
+    return sync_folder_of(path, error);
+  return errno == EEXIST ? mha_output_check_folder(path, &exists, error)
+                         : mha_fail_system(path, "made", errno, error);
+}
+
 mha_status mha_output_commit(mha_output *output, mha_error *error) {
   if (rename(output->temporary, output->target) != 0)
     return fail_and_discard(output, "replaced", errno, error);
   output->has_temporary = 0;
-  return sync_folder(output, error);
+  return sync_folder_of(output->target, error);
 }
 
 void mha_output_discard(mha_output *output) {

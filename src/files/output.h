@@ -31,6 +31,14 @@ typedef struct mha_output {
 /* Whether `path` can be written, as far as that shows without writing: IO. */
 mha_status mha_output_check(const char *path, mha_error *error);
 
+/* Whether files can be written into the folder `path`, as far as that shows: it is there, which is
+ * told, or can be made: IO. `path` does not end in a slash. */
+mha_status mha_output_check_folder(const char *path, bool *exists, mha_error *error);
+
+/* Makes the folder `path`, where there is none, and brings its name to the disk, where the file
+ * system can. Whether it was made is told on failure too. */
+mha_status mha_output_make_folder(const char *path, bool *made, mha_error *error);
+
 /* Whether writes to both paths would end in the same file, however they are spelled: through links,
  * as two names of one file, or as one name of a file that is not there yet. */
 bool mha_output_meet(const char *one, const char *other);

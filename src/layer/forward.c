@@ -208,12 +208,29 @@ static bool has_work(const mha_forward_call *c) {
   return c->query.batch > 0 && (c->args.query_length > 0 || (c->in_cache && c->key.length > 0));
 }
 
+/* What is kept is made where it stays. */
+static void use_kept(mha_forward_call *c) {
+  c->workspace.q = c->kept->q;
+  c->workspace.k = c->kept->k;
+  c->workspace.v = c->kept->v;
+  c->workspace.concat = c->kept->concat;
+  c->core.row_max = c->kept->row_max;
+  c->core.row_sum = c->kept->row_sum;
+  c->prepare_q.raw = c->kept->raw_q;
+  c->prepare_k.raw = c->kept->raw_k;
+}
+
 static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   const int64_t key_rows = c->direct ? 0 : c->key.length;
   if (c->in_cache) /* scratch depends on it */
     c->core.k.element = c->core.v.element = c->args.cache->sizes.type;
-  const mha_call_size size = {mha_core_cut_sizes(&c->core), key_rows, c->key.length,
-                              mha_scratch_strides(c->weights), c->names->sizes};
+  const mha_call_size size = {.core = mha_core_cut_sizes(&c->core),
+                              .key_rows = key_rows,
+                              .new_rows = c->key.length,
+                              .strides = mha_scratch_strides(c->weights),
+                              .names = c->names->sizes,
+                              .kept = c->kept != NULL,
+                              .before = c->before};
   const mha_status status =
       mha_scratch_take(c->context, c->weights, &size, &c->core, &c->workspace, error);
   if (status)
@@ -222,6 +239,8 @@ static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
     c->workspace.k = c->args.cache->keys;
     c->workspace.v = c->args.cache->values;
   }
+  if (c->kept)
+    use_kept(c);
   c->prepare_q.data = c->workspace.q;
   c->prepare_k.data = c->workspace.k;
   return MHA_OK;
@@ -238,4 +257,18 @@ mha_status mha_forward_run(mha_forward_call *c, mha_error *error) {
   }
   mha_context_leave(c->context);
   return status;
+}
+
+mha_status mha_forward_again(mha_forward_call *c, mha_error *error) {
+  if (!has_work(c))
+    return MHA_OK;
+  mha_status status = take_workspace(c, error);
+  if (status)
+    return status;
+  status = project_inputs(c);
+  if (!status)
+    status = prepare_inputs(c);
+  if (!status)
+    status = attend(c);
+  return mha_explain(status, error);
 }

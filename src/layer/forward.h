@@ -8,6 +8,7 @@
 #include "project.h"
 #include "runtime/context.h"
 #include "scratch.h"
+#include "tape.h"
 #include "weights.h"
 
 /* What the caller calls the arguments that mha_forward and mha_self_attention have in common. */
@@ -26,9 +27,12 @@ typedef struct mha_forward_call {
   mha_core core;                            /* step 3 */
   mha_address_ranges ranges;                /* all arrays, by address */
   mha_scratch workspace;
+  const mha_kept *kept; /* where the way back finds what it needs; NULL = it is not kept */
+  size_t before;        /* bytes of the arena in front of the call's scratch */
   mha_rows_shape q, k, v, concat; /* the workspace's arrays, dense; k and v: also the new rows of a
                                      cache, by their extents */
   bool append, attends;           /* whether keys are projected, and queries */
+  bool back;                      /* it is read for its way back: output and results do not count */
   bool in_cache;                  /* args.cache has been entered */
   const mha_cache_rows *direct;   /* where in the cache new rows are projected to; NULL = into the
                                      workspace */
@@ -44,5 +48,9 @@ mha_live_rows mha_forward_live_keys(const mha_forward_call *c);
 /* Computes a call that has been read and checked, with scratch of its context. BUSY, MEMORY, and
  * OVERFLOW for what the engine cannot count. */
 mha_status mha_forward_run(mha_forward_call *c, mha_error *error);
+
+/* Steps 1 to 3 once more, into what is kept, of a call whose context has been entered and has the
+ * room: nothing of the caller's is written, and no trace shows it. */
+mha_status mha_forward_again(mha_forward_call *c, mha_error *error);
 
 #endif

@@ -7,6 +7,8 @@
 #include "norm.h"
 #include "rope.h"
 
+#include <string.h>
+
 /* Rows per task: enough work to be worth taking. */
 enum { ROWS_PER_TASK = 16, MAX_ARRAYS = 2 };
 
@@ -132,6 +134,8 @@ static mha_status prepare_task(void *argument, int64_t index, int32_t worker) {
       continue;
     float *x = row_place(a, b, i, row);
     (void)find_position(a, b, i, row, &position);
+    if (a->raw)
+      memcpy(a->raw + (x - a->data), x, (size_t)a->shape.width * sizeof *x);
     mha_norm_row(&a->weights->config, a->norm, a->heads, x);
     mha_rope_row(&a->weights->config, a->weights->rope_frequencies, position, a->heads, x);
   }
@@ -151,4 +155,64 @@ mha_status mha_prepare(const mha_threads *threads, const mha_preparing *arrays, 
     list.operations += rows * MHA_OPERATIONS_PER_READ * (double)arrays[k].shape.width;
   }
   return mha_parallel_run(threads, &list);
+}
+
+/* ---- the way back ---- */
+
+typedef struct back_job {
+  const mha_preparing *rows;
+  double *sums; /* [MHA_PREPARE_PARTS][width], or NULL */
+} back_job;
+
+/* Numbers of the normalisation's weight. */
+static int64_t weight_width(const mha_preparing *a) {
+  const mha_config *c = &a->weights->config;
+  return c->norm == MHA_NORM_FULL ? a->heads * c->head_size : c->head_size;
+}
+
+int64_t mha_prepare_sums(const mha_preparing *a) {
+  return a->weights->config.norm == MHA_NORM_NONE ? 0 : MHA_PREPARE_PARTS * weight_width(a);
+}
+
+/* One of the parts, by the array's size alone. */
+static mha_status back_task(void *argument, int64_t index, int32_t worker) {
+  (void)worker;
+  const back_job *job = argument;
+  const mha_preparing *a = job->rows;
+  const mha_config *c = &a->weights->config;
+  const int64_t share = (row_count(a) + MHA_PREPARE_PARTS - 1) / MHA_PREPARE_PARTS;
+  const int64_t end = mha_min((index + 1) * share, row_count(a));
+  double *sums = job->sums ? job->sums + index * weight_width(a) : NULL;
+  if (sums)
+    memset(sums, 0, (size_t)weight_width(a) * sizeof *sums);
+  for (int64_t row = index * share; row < end; row++) {
+    int64_t b = 0;
+    int64_t i = 0;
+    int64_t position = 0;
+    if (!locate_row(a, row, &b, &i))
+      continue;
+    float *x = row_place(a, b, i, row);
+    (void)find_position(a, b, i, row, &position);
+    mha_rope_row_back(c, a->weights->rope_frequencies, position, a->heads, x);
+    if (c->norm != MHA_NORM_NONE)
+      mha_norm_row_back(c, a->norm, a->heads, a->raw + (x - a->data), x, sums);
+  }
+  return MHA_OK;
+}
+
+mha_status mha_prepare_back(const mha_threads *threads, const mha_preparing *a, double *sums) {
+  const mha_config *c = &a->weights->config;
+  back_job job = {a, sums};
+  const mha_task_list list = {.work = back_task,
+                              .job = &job,
+                              .n_tasks = MHA_PREPARE_PARTS,
+                              .operations = MHA_OPERATIONS_PER_READ * (double)row_count(a) *
+                                            (double)a->shape.width};
+  if (c->norm == MHA_NORM_NONE && c->rope == MHA_ROPE_NONE)
+    return MHA_OK;
+  const mha_status status = mha_parallel_run(threads, &list);
+  for (int64_t k = 1; !status && sums && k < MHA_PREPARE_PARTS; k++)
+    for (int64_t j = 0; j < weight_width(a); j++)
+      sums[j] += sums[k * weight_width(a) + j];
+  return status;
 }

@@ -22,6 +22,7 @@ typedef struct mha_preparing {
   const float *norm;                /* weight of the normalisation or NULL */
   int64_t heads;
   float *data; /* [B][L][heads·d] */
+  float *raw;  /* receives the rows as they were, where the layer normalises them; or NULL */
   mha_rows_shape shape;
   const mha_cache_rows *cached; /* as in mha_projecting */
   mha_live_rows live;
@@ -34,5 +35,12 @@ mha_status mha_prepare_check(const mha_preparing *rows, mha_error *error);
 
 /* Normalises and turns the rows of n arrays. */
 mha_status mha_prepare(const mha_threads *threads, const mha_preparing *arrays, int n);
+
+/* The way back of one array: `data` holds the gradient of what mha_prepare made, and gets that of
+ * the rows as they were, which are in `raw`. The gradient of the normalisation's weight is added up
+ * in parts of `sums`, in their order in the first of them; NULL = it is not wanted. */
+enum { MHA_PREPARE_PARTS = 32 };
+int64_t mha_prepare_sums(const mha_preparing *rows); /* doubles */
+mha_status mha_prepare_back(const mha_threads *threads, const mha_preparing *rows, double *sums);
 
 #endif

@@ -42,14 +42,16 @@ static void look_up(const mha_config *c, const double *frequencies, int64_t posi
   }
 }
 
-void mha_rope_row(const mha_config *c, const double *frequencies, int64_t position, int64_t heads,
-                  float *row) {
+static void turn_row(const mha_config *c, const double *frequencies, int64_t position,
+                     int64_t heads, bool back, float *row) {
   const int64_t pairs = c->rope == MHA_ROPE_NONE ? 0 : c->rotary_size / 2;
   const bool halves = c->rope == MHA_ROPE_HALVES;
   turn t;
   for (int64_t first = 0; first < pairs; first += PAIRS) {
     const int64_t n = mha_min(PAIRS, pairs - first);
     look_up(c, frequencies, position, first, n, &t);
+    for (int64_t p = 0; back && p < n; p++)
+      t.sine[p] = -t.sine[p];
     for (int64_t h = 0; h < heads; h++) {
       float *head = row + h * c->head_size;
       if (halves)
@@ -58,4 +60,14 @@ void mha_rope_row(const mha_config *c, const double *frequencies, int64_t positi
         mha_vector_turn_neighbours(head + 2 * first, t.cosine, t.sine, n);
     }
   }
+}
+
+void mha_rope_row(const mha_config *c, const double *frequencies, int64_t position, int64_t heads,
+                  float *row) {
+  turn_row(c, frequencies, position, heads, false, row);
+}
+
+void mha_rope_row_back(const mha_config *c, const double *frequencies, int64_t position,
+                       int64_t heads, float *gradient) {
+  turn_row(c, frequencies, position, heads, true, gradient);
 }

@@ -17,4 +17,9 @@ int64_t mha_rope_last_position(const mha_config *config);
 void mha_rope_row(const mha_config *config, const double *frequencies, int64_t position,
                   int64_t heads, float *row);
 
+/* The way back of the same: turns a gradient by the transposed turn, (a, b) -> (a·cos + b·sin,
+ * b·cos - a·sin). */
+void mha_rope_row_back(const mha_config *config, const double *frequencies, int64_t position,
+                       int64_t heads, float *gradient);
+
 #endif

@@ -49,11 +49,12 @@ static void add_buffers(plan *p, const mha_weights *weights, const mha_call_size
   const int64_t entries = s->packed ? 1 : s->B;
   const int64_t inputs = mha_partial_floats(&weights->query) + mha_partial_floats(&weights->key) +
                          mha_partial_floats(&weights->value);
-  p->q = add_rows(&p->layout, &weights->query, entries, s->Lq);
-  p->k = add_rows(&p->layout, &weights->key, entries, size->key_rows);
-  p->v = add_rows(&p->layout, &weights->value, entries, size->key_rows);
+  const int64_t here = size->kept ? 0 : entries;
+  p->q = add_rows(&p->layout, &weights->query, here, s->Lq);
+  p->k = add_rows(&p->layout, &weights->key, here, size->key_rows);
+  p->v = add_rows(&p->layout, &weights->value, here, size->key_rows);
   /* the concatenation is as wide as the output projection's input */
-  p->concat = mha_layout_add(&p->layout, sizeof(float), entries, s->Lq, weights->output.in);
+  p->concat = mha_layout_add(&p->layout, sizeof(float), here, s->Lq, weights->output.in);
   p->partial = mha_layout_add(&p->layout, sizeof(float),
                               mha_max(inputs, mha_partial_floats(&weights->output)), 1, 1);
   add_widened(p, weights, entries, s->Lq, size->new_rows, n_threads);
@@ -70,7 +71,7 @@ static mha_cut_sizes sizes_in(const mha_context *context, const mha_call_size *s
 
 static mha_status make_plan(const mha_context *context, const mha_weights *weights,
                             const mha_call_size *size, plan *p, mha_error *error) {
-  const plan nothing = {.layout = {0}};
+  const plan nothing = {.layout = {.bytes = size->before}};
   *p = nothing;
   p->sizes = sizes_in(context, size);
   const mha_cut_sizes *s = &p->sizes;

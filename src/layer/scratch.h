@@ -19,6 +19,10 @@ typedef struct mha_call_size {
   int64_t new_rows; /* of each entry's key and value that are projected */
   mha_laid_strides strides;
   mha_size_names names;
+  bool kept;        /* Q, K, V and concat have room elsewhere */
+  size_t before;    /* bytes of the arena that are somebody else's */
+  bool cached;      /* keys are in a cache */
+  int32_t backward; /* mha_backward_use */
 } mha_call_size;
 
 /* Buffers of a layer. */

@@ -24,6 +24,17 @@ static inline mha_stored mha_projection_matrix(const mha_projection *p) {
   return matrix;
 }
 
+/* The way back of it, dx = dy·Wᵀ, as a projection: Wᵀ is W seen with its strides exchanged. */
+static inline mha_projection mha_projection_back(const mha_projection *p) {
+  const mha_projection back = {.matrix = p->matrix,
+                               .element = p->element,
+                               .in = p->out,
+                               .out = p->in,
+                               .in_stride = p->out_stride,
+                               .out_stride = p->in_stride};
+  return back;
+}
+
 struct mha_weights {
   atomic_int references;
   mha_config config; /* all sizes derived, allocator NULL */

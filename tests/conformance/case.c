@@ -59,6 +59,10 @@ float *conf_floats(conf_case *c, int64_t n) {
   return numbers;
 }
 
+double *conf_doubles(conf_case *c, int64_t n) {
+  return allocate(c, n, sizeof(double));
+}
+
 uint8_t *conf_bytes(conf_case *c, int64_t n) {
   return allocate(c, n, sizeof(uint8_t));
 }

@@ -25,7 +25,7 @@
 #define CONF_PRINTF(format_index, first_argument)
 #endif
 
-enum { CONF_MAX_ARRAYS = 24, CONF_MAX_BLOCKS = 48, CONF_TEXT_BYTES = 1024 };
+enum { CONF_MAX_ARRAYS = 24, CONF_MAX_BLOCKS = 160, CONF_TEXT_BYTES = 1024 };
 
 typedef enum conf_outcome { CONF_PASS, CONF_FAIL, CONF_CANNOT } conf_outcome;
 
@@ -95,6 +95,7 @@ bool conf_all_compared(conf_case *c);
 /* Memory until the case is released; NULL has settled a failure. Floats begin as NaN, so that one
  * that is never written cannot agree. */
 float *conf_floats(conf_case *c, int64_t n);
+double *conf_doubles(conf_case *c, int64_t n); /* 0 */
 uint8_t *conf_bytes(conf_case *c, int64_t n);
 int64_t *conf_integers(conf_case *c, int64_t n);
 

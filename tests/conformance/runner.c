@@ -7,15 +7,13 @@
  *
  * Exit status 0 if all passed but for the expected "cannot"s; 1 if one failed, there was none, or
  * the "cannot"s are not the expected ones; 2 for a bad command line; 77 if FOLDER is "". */
-#define _POSIX_C_SOURCE 200809L
 #include "case.h"
 #include "families.h"
+#include "folders.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { EXIT_USAGE = 2, EXIT_SKIPPED = 77 };
 
@@ -41,38 +39,6 @@ typedef struct tally {
   int passed, failed, cannot;
   bool surprising; /* a "cannot" that is not in the table, or one there that did not come */
 } tally;
-
-/* ---- Folders ----------------------------------------------------------------------------------
- */
-
-static bool is_folder(const char *path) {
-  struct stat status;
-  return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-}
-
-/* root/name in `path`; false if it is too long. */
-static bool join(char path[MHA_PATH_BYTES], const char *root, const char *name) {
-  const int length = snprintf(path, MHA_PATH_BYTES, "%s/%s", root, name);
-  return length > 0 && length < MHA_PATH_BYTES;
-}
-
-typedef void visit_function(const char *path, const char *name, void *user);
-
-/* Calls visit for every folder in `root`, by name; false if `root` cannot be read. */
-static bool walk(const char *root, visit_function *visit, void *user) {
-  struct dirent **entries;
-  const int n = scandir(root, &entries, NULL, alphasort);
-  if (n < 0)
-    return false;
-  for (int i = 0; i < n; i++) {
-    char path[MHA_PATH_BYTES];
-    if (entries[i]->d_name[0] != '.' && join(path, root, entries[i]->d_name) && is_folder(path))
-      visit(path, entries[i]->d_name, user);
-    free(entries[i]);
-  }
-  free(entries);
-  return true;
-}
 
 /* ---- Reports ----------------------------------------------------------------------------------
  */
@@ -137,7 +103,7 @@ static bool run_family(const char *root, int family, mha_context *context) {
   const char *name = families[family].name;
   family_run run = {.family = family, .context = context};
   char path[MHA_PATH_BYTES];
-  if (!join(path, root, name) || !walk(path, run_case, &run)) {
+  if (!conf_join(path, root, name) || !conf_walk(path, run_case, &run)) {
     printf("FAIL %s: the folder %s/%s cannot be read\n", name, root, name);
     return false;
   }
@@ -171,7 +137,7 @@ static void check_known(const char *path, const char *name, void *user) {
 
 static bool run_families(const char *root, int n, char **names, mha_context *context) {
   bool passed = true;
-  if (!walk(root, check_known, &passed)) {
+  if (!conf_walk(root, check_known, &passed)) {
     printf("FAIL %s: the folder cannot be read\n", root);
     return false;
   }

@@ -255,6 +255,52 @@ static void open_files_are_known(void **state) {
   assert_int_equal(unlink("some/other") + unlink("some/soft"), 0);
 }
 
+/* ---- Folders --------------------------------------------------------------------------------- */
+
+static void folders_are_made_once(void **state) {
+  mha_error error;
+  bool exists = true, made = false;
+  (void)state;
+  test_expect(mha_output_check_folder("some/new", &exists, &error), MHA_OK, &error);
+  assert_false(exists || test_exists("some/new"));
+  test_expect(mha_output_make_folder("some/new", &made, &error), MHA_OK, &error);
+  assert_true(made && test_exists("some/new"));
+  test_expect(mha_output_check_folder("some/new", &exists, &error), MHA_OK, &error);
+  assert_true(exists);
+  test_put_file("some/new/file", "old", 3);
+  test_expect(mha_output_make_folder("some/new", &made, &error), MHA_OK, &error);
+  assert_false(made);
+  check_file("some/new/file", "old");
+  assert_int_equal(unlink("some/new/file") + rmdir("some/new"), 0);
+}
+
+static void what_is_no_folder_is_refused(void **state) {
+  static const struct {
+    const char *path, *checked, *made;
+  } rows[] = {{"some/file", "some/file is not a folder; rule: ", "some/file is not a folder; rule"},
+              {"some/file/x", "some/file/x cannot be examined: ", "some/file/x cannot be made: "},
+              {"absent/x", "absent/x cannot be made: ", "absent/x cannot be made: "},
+              {"some/link", "some/link is a link to what is not there; rule: ",
+               "some/link is a link to what is not there; rule: "},
+              {"", " cannot be made: ", " cannot be made: "}};
+  (void)state;
+  test_put_file("some/file", "old", 3);
+  assert_int_equal(symlink("nowhere", "some/link"), 0);
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    mha_error error;
+    bool exists = false, made = true;
+    test_note("\"%s\"", rows[i].path);
+    test_expect(mha_output_check_folder(rows[i].path, &exists, &error), MHA_ERROR_IO, &error);
+    assert_non_null(strstr(error.message, rows[i].checked));
+    test_expect(mha_output_make_folder(rows[i].path, &made, &error), MHA_ERROR_IO, &error);
+    assert_non_null(strstr(error.message, rows[i].made));
+    assert_false(made);
+    assert_int_equal(test_files_in("some"), 2);
+  }
+  check_file("some/file", "old");
+  assert_int_equal(unlink("some/link"), 0);
+}
+
 /* ---- Failures -------------------------------------------------------------------------------- */
 
 static void unopenable_paths(void **state) {
@@ -442,6 +488,8 @@ int main(void) {
       cmocka_unit_test_teardown(hard_links_are_parted, remove_file),
       cmocka_unit_test_teardown(spellings_meet, remove_file),
       cmocka_unit_test_teardown(open_files_are_known, remove_file),
+      cmocka_unit_test(folders_are_made_once),
+      cmocka_unit_test_teardown(what_is_no_folder_is_refused, remove_file),
       cmocka_unit_test(unopenable_paths),
       cmocka_unit_test_teardown(open_files_are_not_replaced, remove_file),
       cmocka_unit_test_teardown(what_can_be_written_passes_the_check, remove_file),

@@ -127,14 +127,20 @@ static long double frequency(const oracle_problem *p, int64_t pair) {
   return power;
 }
 
+oracle_pair oracle_rotation(const oracle_problem *p, int64_t position, int64_t pair) {
+  const long double angle = (long double)position * frequency(p, pair);
+  const int64_t at = position * (p->rotary / 2) + pair;
+  oracle_pair turned = {0, 0, p->cosines ? p->cosines[at] : (double)cosl(angle),
+                        p->sines ? p->sines[at] : (double)sinl(angle)};
+  pair_of(p, pair, &turned.first, &turned.second);
+  return turned;
+}
+
 void oracle_turn(const oracle_problem *p, int64_t position, double *x, double *bound) {
   for (int64_t pair = 0; pair < p->rotary / 2; pair++) {
-    int64_t first = 0, second = 0;
-    pair_of(p, pair, &first, &second);
-    const long double angle = (long double)position * frequency(p, pair);
-    const int64_t at = position * (p->rotary / 2) + pair;
-    const double c = p->cosines ? p->cosines[at] : (double)cosl(angle);
-    const double s = p->sines ? p->sines[at] : (double)sinl(angle);
+    const oracle_pair turned = oracle_rotation(p, position, pair);
+    const int64_t first = turned.first, second = turned.second;
+    const double c = turned.cosine, s = turned.sine;
     const double a = x[first], b = x[second], ea = bound[first], eb = bound[second];
     const double rounding = 4 * u * (fabs(a) + fabs(b));
     x[first] = a * c - b * s;
@@ -354,8 +360,22 @@ static void turn_keys(const oracle_problem *p, const sequence *s, int64_t g,
       keys[c * s->length_k + j] = result->k.value[(s->first_key + j) * p->G * p->d + g * p->d + c];
 }
 
-static void attend(const oracle_problem *p, const sequence *s, int64_t b, oracle_result *result) {
-  const size_t n = s->length_k > 0 ? (size_t)s->length_k : 1;
+/* What is done with a row of scores. */
+typedef void use_row(void *user, const oracle_problem *p, const sequence *s, int64_t b, int64_t h,
+                     int64_t i, const row *r);
+
+static void store_row(void *user, const oracle_problem *p, const sequence *s, int64_t b, int64_t h,
+                      int64_t i, const row *r) {
+  oracle_result *result = user;
+  store_head(p, s, b, h, i, r, result);
+  store_lse(p, s, b, h, i, r, result);
+  store_stages(p, s, b, h, i, r, result);
+}
+
+static void attend(const oracle_problem *p, int64_t b, const oracle_result *result, use_row *use,
+                   void *user) {
+  const sequence s = sequence_of(p, b);
+  const size_t n = s.length_k > 0 ? (size_t)s.length_k : 1;
   double *memory = calloc((6 + (size_t)p->d) * n, sizeof *memory), *keys = memory + 6 * n;
   if (!memory)
     abort();
@@ -363,17 +383,45 @@ static void attend(const oracle_problem *p, const sequence *s, int64_t b, oracle
            .t = {memory + 3 * n, memory + 4 * n},
            .p = memory + 5 * n};
   for (int64_t h = 0; h < p->H; h++) {
-    turn_keys(p, s, h / (p->H / p->G), result, keys);
-    for (int64_t i = 0; i < s->length_q; i++) {
-      const double *q = result->q.value + (s->first_query + i) * p->H * p->d + h * p->d;
-      score_row(p, s, q, keys, b, h, i, &r);
-      weigh_row(p, h, s->length_k, &r);
-      store_head(p, s, b, h, i, &r, result);
-      store_lse(p, s, b, h, i, &r, result);
-      store_stages(p, s, b, h, i, &r, result);
+    turn_keys(p, &s, h / (p->H / p->G), result, keys);
+    for (int64_t i = 0; i < s.length_q; i++) {
+      const double *q = result->q.value + (s.first_query + i) * p->H * p->d + h * p->d;
+      score_row(p, &s, q, keys, b, h, i, &r);
+      weigh_row(p, h, s.length_k, &r);
+      use(user, p, &s, b, h, i, &r);
     }
   }
   free(memory);
+}
+
+typedef struct shown {
+  oracle_visitor *visit;
+  void *user;
+} shown;
+
+static void show_row(void *user, const oracle_problem *p, const sequence *s, int64_t b, int64_t h,
+                     int64_t i, const row *r) {
+  const shown *to = user;
+  const oracle_row shown_row = {b,
+                                h,
+                                i,
+                                s->first_query + i,
+                                s->first_key,
+                                s->length_k,
+                                s->off,
+                                r->s[1],
+                                r->s[2],
+                                r->p,
+                                r->lse,
+                                p->kept ? p->kept + cell(p, b, h, i, 0) : NULL};
+  to->visit(to->user, &shown_row);
+}
+
+void oracle_each_row(const oracle_problem *p, const oracle_result *result, oracle_visitor *visit,
+                     void *user) {
+  shown to = {visit, user};
+  for (int64_t b = 0; b < p->B; b++)
+    attend(p, b, result, show_row, &to);
 }
 
 /* What a row shows that is not computed at all: −inf as a score, 0 as a weight or a result. */
@@ -422,7 +470,7 @@ void oracle_solve(const oracle_problem *p, oracle_result *result) {
     project_rows(&p->wv, p->value, s.first_key, s.length_k, p->Ev, p->G * p->dv, result->v);
     prepare_rows(p, p->query_norm, p->query_positions, s.first_query, s.length_q, p->H, result->q);
     prepare_rows(p, p->key_norm, p->key_positions, s.first_key, s.length_k, p->G, result->k);
-    attend(p, &s, b, result);
+    attend(p, b, result, store_row, result);
   }
   finish(p, result);
 }

@@ -94,7 +94,34 @@ void oracle_project(const oracle_matrix *matrix, const double *x, int64_t rows, 
 /* x / sqrt(mean(x²) + eps)·weight over n numbers, in place; weight NULL = ones. */
 void oracle_normalise(double *x, double *bound, int64_t n, const double *weight, double epsilon);
 
+/* Elements first and second of a head are (a, b) and become (a·cosine − b·sine,
+ * b·cosine + a·sine). */
+typedef struct oracle_pair {
+  int64_t first, second;
+  double cosine, sine;
+} oracle_pair;
+
+oracle_pair oracle_rotation(const oracle_problem *problem, int64_t position, int64_t pair);
+
 /* Turns one head [d] to a position, in place. */
 void oracle_turn(const oracle_problem *problem, int64_t position, double *x, double *bound);
+
+/* One row of scores: query i of sequence b in head h. i, like the keys' numbers, counts from the
+ * sequence's start. */
+typedef struct oracle_row {
+  int64_t b, h, i;
+  int64_t query;                          /* its row among all of q and concat, [B·Lq] or [Lq] */
+  int64_t first_key, n_keys;              /* rows [first_key, first_key + n_keys) of k and v */
+  int64_t off;                            /* of the alignment */
+  const double *capped, *final, *weights; /* [n_keys]; final −inf = hidden */
+  double lse;                             /* of the final scores, the sink left out */
+  const double *kept;                     /* [n_keys] or NULL */
+} oracle_row;
+
+typedef void oracle_visitor(void *user, const oracle_row *row);
+
+/* Visits every query within its length, in every head, with the q and k of oracle_solve. */
+void oracle_each_row(const oracle_problem *problem, const oracle_result *result,
+                     oracle_visitor *visit, void *user);
 
 #endif

@@ -1,0 +1,378 @@
+/* Owns the way back through step 3 as tasks, and who adds what to whom:
+ *
+ *   dV += P̃ᵀ·dO      [keys][dv]      P̃: the weights that dropout left
+ *   dK += scale·dSᵀ·Q [keys][d]
+ *   dQ += scale·dS·K  [rows][d]
+ *
+ * for each tile of queries over each tile of keys that it sees. A task has the query heads of one
+ * key head one after the other, so that nobody else adds to its keys. Where key heads are too few
+ * to give several threads work, every query head is a task, or some tiles of its queries; the tasks
+ * of a key head then add to shares of their own, which are added up in their order. All of this
+ * depends on shapes alone: the same bits for any number of threads. */
+#include "gradient.h"
+
+#include "back.h"
+#include "engine/vector.h"
+#include "gradient_bias.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Tasks that a call has at least, as far as its queries allow it. */
+#ifndef MHA_BACK_TASKS
+#define MHA_BACK_TASKS 8
+#endif
+
+/* ---- the cut ---- */
+
+static int64_t divide_up(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
+
+static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
+  const int64_t group = s->H / s->G;
+  mha_gradient_cut cut = {.heads = group, .chunks = 1, .shares = 1};
+  const int64_t groups = mha_min(s->B, MHA_BACK_TASKS) * mha_min(s->G, MHA_BACK_TASKS);
+  if (groups >= MHA_BACK_TASKS || groups == 0)
+    return cut;
+  const int64_t heads = s->B * mha_min(s->H, MHA_BACK_TASKS);
+  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut().queries);
+  cut.heads = 1;
+  cut.chunks = mha_min(divide_up(MHA_BACK_TASKS, heads), tiles);
+  cut.shares = group * cut.chunks;
+  return cut;
+}
+
+/* Rows of K, of all entries. */
+static bool key_rows(const mha_cut_sizes *s, int64_t *rows) {
+  return mha_multiply(s->packed ? 1 : s->B, s->span, rows);
+}
+
+static bool task_count(const mha_cut_sizes *s, int64_t *tasks) {
+  return mha_multiply(s->B, s->G, tasks) && mha_multiply(*tasks, cut_call(s).shares, tasks);
+}
+
+/* At least the tasks of any of the call's lists. */
+static int64_t most_tasks(const mha_cut_sizes *s) {
+  int64_t tasks = 0;
+  int64_t most = INT64_MAX;
+  if (mha_multiply(s->B, s->H, &tasks) &&
+      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut().queries) + 1, &tasks))
+    most = tasks;
+  return most;
+}
+
+mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *s, int32_t n_threads,
+                                       mha_layout *layout) {
+  mha_layout worker = {0};
+  mha_gradient_scratch at;
+  int64_t rows = 0;
+  int64_t shared = 0;
+  int64_t tasks = 0;
+  int64_t sums = 0;
+  (void)mha_back_plan(s, &worker);
+  layout->overflow |= worker.overflow || !key_rows(s, &rows) || !task_count(s, &tasks) ||
+                      !mha_multiply(cut_call(s).chunks, s->H, &sums);
+  if (cut_call(s).shares > 1)
+    layout->overflow |=
+        !mha_multiply(s->G, cut_call(s).shares, &shared) || !mha_multiply(shared, rows, &shared);
+  at.shared_k = mha_layout_add(layout, sizeof(float), shared, s->d, 1);
+  at.shared_v = mha_layout_add(layout, sizeof(float), shared, s->dv, 1);
+  at.sums = mha_layout_add(layout, sizeof(double), s->B, sums, 2);
+  at.worker_bytes = worker.bytes;
+  at.workers =
+      mha_layout_add(layout, 1, mha_min(most_tasks(s), n_threads), (int64_t)at.worker_bytes, 1);
+  return at;
+}
+
+void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratch *at) {
+  const mha_cut_sizes sizes = mha_core_cut_sizes(&call->core);
+  mha_layout layout = {0};
+  call->core.cut = mha_back_cut();
+  call->cut = cut_call(&sizes);
+  call->shared_k = (float *)(void *)(arena + at->shared_k);
+  call->shared_v = (float *)(void *)(arena + at->shared_v);
+  call->sums = (double *)(void *)(arena + at->sums);
+  call->scratch = arena + at->workers;
+  call->scratch_bytes = at->worker_bytes;
+  call->scratch_at = mha_back_plan(&sizes, &layout);
+}
+
+/* ---- addresses ---- */
+
+float *mha_gradient_row(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
+                        int64_t start, int64_t row, int64_t head) {
+  const bool packed = call->core.visibility.query_starts != NULL;
+  return heads->data + (packed ? start * heads->row_stride : b * heads->batch_stride) +
+         row * heads->row_stride + head * heads->head_stride;
+}
+
+/* One of a group's shares, as heads; the thing itself where there is one. */
+static mha_gradient_heads share_of(const mha_gradient *call, const mha_gradient_heads *whole,
+                                   float *shared, int64_t share, int64_t size) {
+  const mha_visibility *v = &call->core.visibility;
+  const int64_t rows = (v->query_starts ? 1 : v->B) * v->Lk;
+  const int64_t shares = call->cut.shares;
+  if (!whole->data || shares == 1)
+    return *whole;
+  const mha_gradient_heads heads = {shared + share * rows * size, v->Lk * size, size,
+                                    shares * rows * size};
+  return heads;
+}
+
+/* Rows of entry b: packed those of the sequence, otherwise all, whatever its length. */
+static int64_t rows_of(const mha_visibility *v, int64_t b, bool keys) {
+  if (v->query_starts)
+    return keys ? mha_key_count(v, b) : mha_query_count(v, b);
+  return keys ? v->Lk : v->Lq;
+}
+
+static void clear_rows(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
+                       int64_t start, mha_range rows, int64_t head, int64_t size) {
+  for (int64_t j = rows.begin; heads->data && j < rows.end; j++)
+    memset(mha_gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
+}
+
+/* ---- one tile ---- */
+
+/* A share of a key head: where its tiles are added to, and the tile at hand. */
+typedef struct task {
+  const mha_gradient *call;
+  int64_t b, g;
+  mha_gradient_heads k, v;
+  mha_back back;
+} task;
+
+static void make_nan(const task *t, const mha_gradient_heads *heads, int64_t start, int64_t row,
+                     int64_t head, int64_t size) {
+  float *numbers = heads->data ? mha_gradient_row(t->call, heads, t->b, start, row, head) : NULL;
+  for (int64_t c = 0; numbers && c < size; c++)
+    numbers[c] = NAN;
+}
+
+/* A bad query makes NaN of its own gradient and of those that it sees, and joins no product. */
+static void spread(task *t, mha_range rows, mha_range keys) {
+  const mha_core *core = &t->call->core;
+  const mha_visibility *v = &core->visibility;
+  mha_back *back = &t->back;
+  for (int64_t r = rows.begin; r < rows.end; r++) {
+    float *gradient = back->gradient + r * back->stride;
+    for (int64_t j = 0; back->bad_queries[r] && j < keys.end - keys.begin; j++) {
+      if (gradient[j] == 0.0f)
+        continue;
+      gradient[j] = 0.0f;
+      back->slope = NAN;
+      make_nan(t, &t->k, mha_key_start(v, t->b), keys.begin + j, t->g, core->d);
+      make_nan(t, &t->v, mha_key_start(v, t->b), keys.begin + j, t->g, core->dv);
+      make_nan(t, &t->call->q, mha_query_start(v, t->b), back->i + r, back->h, core->d);
+    }
+  }
+}
+
+/* dV, dK and dQ of one tile. A scale of 0 lets nothing through, and must not reach a product. */
+static mha_status add_products(const task *t, mha_range rows, mha_range keys) {
+  const mha_gradient *call = t->call;
+  const mha_core *core = &call->core;
+  const mha_back *back = &t->back;
+  const int64_t n = rows.end - rows.begin;
+  const int64_t start = mha_key_start(&core->visibility, t->b);
+  const int64_t first = rows.begin * back->stride;
+  const mha_view p = mha_view_rows(back->weights + first, n, keys.end - keys.begin, back->stride);
+  const mha_view g = mha_view_rows(back->gradient + first, n, keys.end - keys.begin, back->stride);
+  mha_status status = MHA_OK;
+  if (t->v.data)
+    status = core->engine->multiply(
+        1.0f, mha_view_transposed(p), mha_view_row_block(back->dy, rows.begin, n), 1.0f,
+        mha_gradient_row(call, &t->v, t->b, start, keys.begin, t->g), t->v.row_stride);
+  if (!status && t->k.data && core->scale != 0.0f)
+    status = core->engine->multiply(
+        core->scale, mha_view_transposed(g), mha_view_row_block(back->q, rows.begin, n), 1.0f,
+        mha_gradient_row(call, &t->k, t->b, start, keys.begin, t->g), t->k.row_stride);
+  if (!status && call->q.data && core->scale != 0.0f)
+    status = core->engine->multiply(core->scale, g, back->k, 1.0f,
+                                    mha_gradient_row(call, &call->q, t->b,
+                                                     mha_query_start(&core->visibility, t->b),
+                                                     back->i + rows.begin, back->h),
+                                    call->q.row_stride);
+  return status;
+}
+
+/* ---- one task ---- */
+
+/* P_sink of a row. A sink far above the row's maximum takes everything. */
+static double sink_share(const mha_core *core, int64_t h, float max, float sum) {
+  const double sink = core->sinks ? exp((double)core->sinks[h] - (double)max) : 0.0;
+  return isinf(sink) ? 1.0 : sink / ((double)sum + sink);
+}
+
+/* Σ P_sink·D over the tile's queries. */
+static double sink_sum(const mha_back *back) {
+  const mha_core *core = &back->call->core;
+  double sum = 0.0;
+  for (int64_t r = 0; r < back->live; r++) {
+    const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
+    const float max = core->row_max[index];
+    if (max != -INFINITY)
+      sum += sink_share(core, back->h, max, core->row_sum[index]) * (double)back->dots[r];
+  }
+  return sum;
+}
+
+/* One tile of queries over the keys that it sees. */
+static mha_status back_queries(task *t, int64_t i, int64_t n) {
+  const mha_gradient *call = t->call;
+  const mha_core *core = &call->core;
+  const mha_visibility *v = &core->visibility;
+  mha_back *back = &t->back;
+  const mha_range rows = {i, i + n};
+  if (!call->accumulate_heads)
+    clear_rows(call, &call->q, t->b, mha_query_start(v, t->b), rows, back->h, core->d);
+  mha_back_take(back, i, n);
+  mha_tile_walk walk = mha_walk_visible(v, &core->cut, t->b, i, back->live);
+  mha_status status = MHA_OK;
+  while (!status && mha_walk_next(&walk)) {
+    status = mha_back_tile(back, walk.rows, walk.keys);
+    if (!status && !back->clean)
+      spread(t, walk.rows, walk.keys);
+    if (!status)
+      status = add_products(t, walk.rows, walk.keys);
+  }
+  return status;
+}
+
+/* Every chunks-th tile of head h: under a causal mask the later ones have more to do. */
+static mha_status back_head(task *t, int64_t h, int64_t chunk) {
+  const mha_gradient *call = t->call;
+  const mha_visibility *v = &call->core.visibility;
+  const int64_t T = call->core.cut.queries;
+  const int64_t n = rows_of(v, t->b, false);
+  const int64_t index = (t->b * call->cut.chunks + chunk) * v->H + h;
+  mha_status status = MHA_OK;
+  double sink = 0.0;
+  t->back.h = h;
+  t->back.slope = 0.0;
+  t->back.clean = mha_back_is_clean(&t->back);
+  for (int64_t i = chunk * T; !status && i < n; i += call->cut.chunks * T) {
+    status = back_queries(t, i, mha_min(T, n - i));
+    if (call->sinks)
+      sink += sink_sum(&t->back);
+  }
+  call->sums[index] = t->back.slope;
+  call->sums[v->B * call->cut.chunks * v->H + index] = sink;
+  return status;
+}
+
+static mha_status back_task(void *job, int64_t index, int32_t worker) {
+  const mha_gradient *call = job;
+  const mha_core *core = &call->core;
+  const mha_visibility *v = &core->visibility;
+  const mha_gradient_cut *cut = &call->cut;
+  const int64_t share = index % cut->shares;
+  const int64_t group = v->H / core->G;
+  task t = {.call = call,
+            .b = index / cut->shares / core->G,
+            .g = index / cut->shares % core->G,
+            .k = share_of(call, &call->k, call->shared_k, share, core->d),
+            .v = share_of(call, &call->v, call->shared_v, share, core->dv),
+            .back = mha_back_begin(call, MHA_BACK_SCALED, worker)};
+  const int64_t first = t.g * group + share / cut->chunks;
+  const mha_range rows = {0, rows_of(v, t.b, true)};
+  mha_status status = MHA_OK;
+  t.back.b = t.b;
+  if (!call->accumulate_heads || cut->shares > 1) {
+    clear_rows(call, &t.k, t.b, mha_key_start(v, t.b), rows, t.g, core->d);
+    clear_rows(call, &t.v, t.b, mha_key_start(v, t.b), rows, t.g, core->dv);
+  }
+  for (int64_t h = first; !status && h < first + cut->heads; h++)
+    status = back_head(&t, h, share % cut->chunks);
+  return status;
+}
+
+/* ---- what several tasks made ---- */
+
+/* Row j of a key head: the shares in their order, onto what is there or onto nothing. */
+static void add_shares(const mha_gradient *call, const mha_gradient_heads *whole, float *shared,
+                       int64_t b, int64_t g, int64_t j, int64_t size) {
+  const mha_visibility *v = &call->core.visibility;
+  const int64_t start = mha_key_start(v, b);
+  float *row = mha_gradient_row(call, whole, b, start, j, g);
+  mha_vector_start_rows(call->accumulate_heads ? 1.0f : 0.0f, row, 1, size, size);
+  for (int64_t share = 0; share < call->cut.shares; share++) {
+    const mha_gradient_heads heads = share_of(call, whole, shared, share, size);
+    mha_vector_add(row, mha_gradient_row(call, &heads, b, start, j, g), size);
+  }
+}
+
+static mha_status share_task(void *job, int64_t index, int32_t worker) {
+  (void)worker;
+  const mha_gradient *call = job;
+  const mha_core *core = &call->core;
+  const int64_t b = index / core->G;
+  const int64_t g = index % core->G;
+  const int64_t n = rows_of(&core->visibility, b, true);
+  for (int64_t j = 0; j < n; j++) {
+    if (call->k.data)
+      add_shares(call, &call->k, call->shared_k, b, g, j, core->d);
+    if (call->v.data)
+      add_shares(call, &call->v, call->shared_v, b, g, j, core->dv);
+  }
+  return MHA_OK;
+}
+
+static mha_status merge_shares(mha_gradient *call, const mha_threads *threads) {
+  const mha_core *core = &call->core;
+  const mha_visibility *v = &core->visibility;
+  const double numbers = (double)call->cut.shares * (double)v->Lk * (double)(core->d + core->dv);
+  const mha_task_list list = {.work = share_task,
+                              .job = call,
+                              .n_tasks = v->B * core->G,
+                              .operations = MHA_OPERATIONS_PER_READ * numbers * (double)core->G};
+  return call->cut.shares > 1 ? mha_parallel_run(threads, &list) : MHA_OK;
+}
+
+/* A gradient per head: the tasks' sums in their order. Both enter the loss with a minus. */
+static void merge_sums(const mha_gradient *call, const double *sums, float *gradient) {
+  const mha_visibility *v = &call->core.visibility;
+  for (int64_t h = 0; gradient && h < v->H; h++) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < v->B * call->cut.chunks; k++)
+      sum -= sums[k * v->H + h];
+    gradient[h] = (float)(call->accumulate ? (double)gradient[h] + sum : sum);
+  }
+}
+
+/* Packed rows behind the last sequence belong to nobody. */
+static void clear_unowned(const mha_gradient *call) {
+  const mha_core *core = &call->core;
+  const mha_visibility *v = &core->visibility;
+  if (!v->query_starts || call->accumulate_heads)
+    return;
+  const mha_range queries = {v->query_starts[v->B], v->Lq};
+  const mha_range keys = {v->key_starts[v->B], v->Lk};
+  for (int64_t h = 0; h < v->H; h++)
+    clear_rows(call, &call->q, 0, 0, queries, h, core->d);
+  for (int64_t g = 0; g < core->G; g++) {
+    clear_rows(call, &call->k, 0, 0, keys, g, core->d);
+    clear_rows(call, &call->v, 0, 0, keys, g, core->dv);
+  }
+}
+
+mha_status mha_gradient_run(const mha_gradient *given, const mha_threads *threads) {
+  mha_gradient call = *given;
+  const mha_cut_sizes sizes = mha_core_cut_sizes(&call.core);
+  mha_task_list list = {
+      .work = back_task, .job = &call, .operations = 2.5 * mha_core_operations(&call.core)};
+  if (!task_count(&sizes, &list.n_tasks))
+    return MHA_ERROR_OVERFLOW;
+  mha_status status = mha_parallel_run(threads, &list);
+  if (!status)
+    status = merge_shares(&call, threads);
+  if (!status && call.bias)
+    status = mha_gradient_bias_run(&call, threads);
+  if (status)
+    return status;
+  clear_unowned(&call);
+  merge_sums(&call, call.sums, call.slopes);
+  merge_sums(&call, call.sums + sizes.B * call.cut.chunks * sizes.H, call.sinks);
+  return MHA_OK;
+}

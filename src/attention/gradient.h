@@ -1,0 +1,64 @@
+/* The way back through step 3, as data and as a list of tasks. */
+#ifndef MHA_SRC_ATTENTION_GRADIENT_H
+#define MHA_SRC_ATTENTION_GRADIENT_H
+
+#include "base/memory.h"
+#include "core.h"
+#include "runtime/parallel.h"
+
+/* Where a gradient [B][L][heads][size] goes; size has stride 1. */
+typedef struct mha_gradient_heads {
+  float *data; /* NULL = not wanted */
+  int64_t batch_stride, row_stride, head_stride;
+} mha_gradient_heads;
+
+/* How the way back is cut, by sizes alone. A task has `heads` query heads of one key head, and
+ * every chunks-th tile of an entry's queries; `shares` tasks add to the same keys. */
+typedef struct mha_gradient_cut {
+  int64_t heads, chunks, shares;
+} mha_gradient_cut;
+
+/* Offsets of a worker's arrays within its scratch, see back.c. */
+typedef struct mha_back_offsets {
+  size_t weights, gradient, dots, sums, capped, factors, keys, values, queries, dy, bad_queries,
+      bad_keys;
+} mha_back_offsets;
+
+/* One call. */
+typedef struct mha_gradient {
+  mha_core core; /* of the forward call, its output, row_max and row_sum known */
+  mha_heads dy;  /* dO [B][Lq][H][dv] */
+  mha_gradient_heads q, k, v;
+  float *bias;           /* as the core's bias, or NULL = not wanted */
+  float *slopes, *sinks; /* [H], likewise */
+  bool accumulate;       /* these are added to what is there */
+  bool accumulate_heads; /* likewise those of q, k and v */
+  mha_gradient_cut cut;
+  float *shared_k; /* [G][shares][rows of K][d], where several tasks share keys */
+  float *shared_v; /* [G][shares][rows of V][dv] */
+  double *sums;    /* [B][chunks][H] of the slopes, then of the sinks */
+  char *scratch;   /* one part for each worker */
+  size_t scratch_bytes;
+  mha_back_offsets scratch_at;
+} mha_gradient;
+
+/* Where the scratch of a call lies in an arena. */
+typedef struct mha_gradient_scratch {
+  size_t shared_k, shared_v, sums, workers, worker_bytes;
+} mha_gradient_scratch;
+
+/* Lays the scratch out for at most n_threads. */
+mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *sizes, int32_t n_threads,
+                                       mha_layout *layout);
+
+/* Cuts the call and gives it its places in the arena. */
+void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratch *at);
+
+/* Row `row` of a head's gradient of entry b, whose packed rows begin at `start`. */
+float *mha_gradient_row(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
+                        int64_t start, int64_t row, int64_t head);
+
+/* Computes all that is wanted. */
+mha_status mha_gradient_run(const mha_gradient *call, const mha_threads *threads);
+
+#endif
