@@ -338,7 +338,9 @@ static mha_status share_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = &call->core;
   const int64_t b = index / core->G;
   const int64_t g = index % core->G;
-  const int64_t n = rows_of(&core->visibility, b, true);
+  const mha_visibility *v = &core->visibility;
+  /* rows beyond a length keep what is there */
+  const int64_t n = call->accumulate_heads ? mha_key_count(v, b) : rows_of(v, b, true);
   for (int64_t j = 0; j < n; j++) {
     if (call->k.data)
       add_shares(call, &call->k, call->shared_k, b, g, j, core->d);
