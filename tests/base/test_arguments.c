@@ -587,7 +587,7 @@ static void rows_side_by_side(void **state) {
               {{26, 4, {{5, 10}}}, true},  /* up to the next row's beginning */
               {{26, 5, {{5, 10}}}, false}, /* and into it */
               {{-6, 6, {{5, 10}}}, true},  /* begins before */
-              {{-7, 6, {{5, 10}}}, true},  /* likewise, with room behind */
+              {{-5, 5, {{5, 10}}}, true},  /* likewise, with room in front */
               {{-5, 6, {{5, 10}}}, false}, /* reaches the first column */
               {{4, 5, {{5, 11}}}, false},  /* another period */
               {{4, 5, {{9, 5}}}, false},   /* no gaps */
