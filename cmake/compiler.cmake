@@ -88,7 +88,7 @@ function(mha_tune_kernels)
     set_source_files_properties(
       ${PROJECT_SOURCE_DIR}/src/engine/softmax.c ${PROJECT_SOURCE_DIR}/src/engine/vector.c
       ${PROJECT_SOURCE_DIR}/src/engine/round.c ${PROJECT_SOURCE_DIR}/src/engine/derivative.c
-      ${PROJECT_SOURCE_DIR}/src/engine/philox.c
+      ${PROJECT_SOURCE_DIR}/src/engine/philox.c ${PROJECT_SOURCE_DIR}/src/engine/philox_avx2.c
       PROPERTIES COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math;-ffp-contract=fast")
     # These are so much inlined code that a sanitizer takes a minute for each of them at -O3.
     set(rows "-O3")

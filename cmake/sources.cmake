@@ -55,6 +55,7 @@ set(MHA_SOURCES
     src/engine/vector.c
     src/engine/derivative.c
     src/engine/philox.c
+    src/engine/philox_avx2.c
     src/runtime/trace.c
     src/engine/engine.c
     src/engine/products.c

@@ -53,6 +53,7 @@ mha_back_offsets mha_back_plan(const mha_cut_sizes *s, mha_layout *layout) {
   at.gradient = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.dots = mha_layout_add(layout, sizeof(float), n, 1, 1);
   at.sums = mha_layout_add(layout, sizeof(double), n, 1, 1);
+  at.totals = mha_layout_add(layout, sizeof(double), n, 1, 1);
   at.capped = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.factors = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.keys = mha_layout_add(layout, sizeof(float), keys, d, 1);
@@ -74,6 +75,7 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
                          .stride = row_stride(mha_key_span(&call->core.visibility)),
                          .dots = (void *)(base + at->dots),
                          .sums = (void *)(base + at->sums),
+                         .totals = (void *)(base + at->totals),
                          .capped = (void *)(base + at->capped),
                          .factors = (void *)(base + at->factors),
                          .key_room = (void *)(base + at->keys),
@@ -185,6 +187,7 @@ void mha_back_take(mha_back *back, int64_t i, int64_t n) {
   for (int64_t r = 0; r < back->live; r++)
     back->dots[r] = row_maximum(back, r) == -INFINITY ? 0.0f : find_dot(back, r);
   memset(back->sums, 0, (size_t)back->live * sizeof *back->sums);
+  memset(back->totals, 0, (size_t)back->live * sizeof *back->totals);
   if (!back->clean)
     replace_queries(back);
 }
@@ -292,8 +295,10 @@ static void turn_row(mha_back *back, int64_t r, mha_range mine, int64_t first, f
     back->slope += mha_row_alibi_back(
         gradient,
         (float)((double)(mine.begin - back->i - r) - (double)mha_own_key_offset(v, back->b)), n);
-  if (core->softcap > 0.0f)
+  if (core->softcap > 0.0f) {
     mha_row_softcap_back(gradient, back->capped, core->softcap, n);
+    back->totals[r] += mha_row_sum(gradient, n);
+  }
   if (drops)
     mha_row_multiply(weights, back->factors, n);
 }

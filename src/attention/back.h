@@ -24,6 +24,7 @@ typedef struct mha_back {
   int64_t stride;
   float *dots;                  /* D [n] */
   double *sums;                 /* [n] of dF, of the tiles so far */
+  double *totals;               /* [n] of dS, of the tiles so far; under a softcap */
   double slope;                 /* Σ dF·|i + off - j| so far */
   float *capped, *factors;      /* of one row */
   float *key_room, *value_room; /* [keys][d + 1], [keys][dv + 1] */

@@ -8,7 +8,14 @@
  * key head one after the other, so that nobody else adds to its keys. Where key heads are too few
  * to give several threads work, every query head is a task, or some tiles of its queries; the tasks
  * of a key head then add to shares of their own, which are added up in their order. All of this
- * depends on shapes alone: the same bits for any number of threads. */
+ * depends on shapes alone: the same bits for any number of threads.
+ *
+ * What is added to all keys alike, as bk is, changes no softmax, so without softcap and sinks its
+ * gradient is 0: a sum over dK would show the rounding of all of its rows. By way of the queries
+ *
+ *   Σ_j dK_j = scale·Σ_i (Σ_j dS_ij)·Q_i,   Σ_j dS_ij = P_sink·D_i without a softcap
+ *
+ * it is nearly exact. */
 #include "gradient.h"
 
 #include "back.h"
@@ -80,6 +87,7 @@ mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *s, int32_t n_threads
   at.shared_v = mha_layout_add(layout, sizeof(float), shared, s->dv, 1);
   at.sums = mha_layout_add(layout, sizeof(double), s->B, sums, 2);
   at.worker_bytes = worker.bytes;
+  at.moved = mha_layout_add(layout, sizeof(double), s->B, sums, s->d);
   at.workers =
       mha_layout_add(layout, 1, mha_min(most_tasks(s), n_threads), (int64_t)at.worker_bytes, 1);
   return at;
@@ -93,6 +101,7 @@ void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratc
   call->shared_k = (float *)(void *)(arena + at->shared_k);
   call->shared_v = (float *)(void *)(arena + at->shared_v);
   call->sums = (double *)(void *)(arena + at->sums);
+  call->moved = (double *)(void *)(arena + at->moved);
   call->scratch = arena + at->workers;
   call->scratch_bytes = at->worker_bytes;
   call->scratch_at = mha_back_plan(&sizes, &layout);
@@ -205,17 +214,32 @@ static double sink_share(const mha_core *core, int64_t h, float max, float sum) 
   return isinf(sink) ? 1.0 : sink / ((double)sum + sink);
 }
 
-/* Σ P_sink·D over the tile's queries. */
-static double sink_sum(const mha_back *back) {
+/* P_sink·D of query r of the tile. */
+static double sink_gradient(const mha_back *back, int64_t r) {
   const mha_core *core = &back->call->core;
+  const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
+  const float max = core->row_max[index];
+  return max == -INFINITY
+             ? 0.0
+             : sink_share(core, back->h, max, core->row_sum[index]) * (double)back->dots[r];
+}
+
+static double sink_sum(const mha_back *back) {
   double sum = 0.0;
-  for (int64_t r = 0; r < back->live; r++) {
-    const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
-    const float max = core->row_max[index];
-    if (max != -INFINITY)
-      sum += sink_share(core, back->h, max, core->row_sum[index]) * (double)back->dots[r];
-  }
+  for (int64_t r = 0; r < back->live; r++)
+    sum += sink_gradient(back, r);
   return sum;
+}
+
+/* moved [d] += scale·(Σ_j dS_ij)·Q_i over the tile's queries. */
+static void add_moved(const mha_back *back, double *moved) {
+  const mha_core *core = &back->call->core;
+  for (int64_t r = 0; r < back->live; r++) {
+    const double total = core->softcap > 0.0f ? back->totals[r] : sink_gradient(back, r);
+    if (total != 0.0)
+      mha_vector_gather(moved, back->q.data + r * back->q.row_stride, (double)core->scale * total,
+                        core->d);
+  }
 }
 
 /* One tile of queries over the keys that it sees. */
@@ -249,13 +273,18 @@ static mha_status back_head(task *t, int64_t h, int64_t chunk) {
   const int64_t index = (t->b * call->cut.chunks + chunk) * v->H + h;
   mha_status status = MHA_OK;
   double sink = 0.0;
+  double *moved = call->moved + index * call->core.d;
   t->back.h = h;
   t->back.slope = 0.0;
   t->back.clean = mha_back_is_clean(&t->back);
+  if (call->key_sums)
+    memset(moved, 0, (size_t)call->core.d * sizeof *moved);
   for (int64_t i = chunk * T; !status && i < n; i += call->cut.chunks * T) {
     status = back_queries(t, i, mha_min(T, n - i));
     if (call->sinks)
       sink += sink_sum(&t->back);
+    if (call->key_sums)
+      add_moved(&t->back, moved);
   }
   call->sums[index] = t->back.slope;
   call->sums[v->B * call->cut.chunks * v->H + index] = sink;
@@ -341,6 +370,17 @@ static void merge_sums(const mha_gradient *call, const double *sums, float *grad
   }
 }
 
+static void merge_moved(const mha_gradient *call) {
+  const mha_core *core = &call->core;
+  const mha_visibility *v = &core->visibility;
+  const int64_t group = v->H / core->G;
+  memset(call->key_sums, 0, (size_t)(core->G * core->d) * sizeof *call->key_sums);
+  for (int64_t k = 0; k < v->B * call->cut.chunks; k++)
+    for (int64_t h = 0; h < v->H; h++)
+      for (int64_t c = 0; c < core->d; c++)
+        call->key_sums[h / group * core->d + c] += call->moved[(k * v->H + h) * core->d + c];
+}
+
 /* Packed rows behind the last sequence belong to nobody. */
 static void clear_unowned(const mha_gradient *call) {
   const mha_core *core = &call->core;
@@ -372,6 +412,8 @@ mha_status mha_gradient_run(const mha_gradient *given, const mha_threads *thread
   if (status)
     return status;
   clear_unowned(&call);
+  if (call.key_sums)
+    merge_moved(&call);
   merge_sums(&call, call.sums, call.slopes);
   merge_sums(&call, call.sums + sizes.B * call.cut.chunks * sizes.H, call.sinks);
   return MHA_OK;

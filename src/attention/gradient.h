@@ -20,8 +20,8 @@ typedef struct mha_gradient_cut {
 
 /* Offsets of a worker's arrays within its scratch, see back.c. */
 typedef struct mha_back_offsets {
-  size_t weights, gradient, dots, sums, capped, factors, keys, values, queries, dy, bad_queries,
-      bad_keys;
+  size_t weights, gradient, dots, sums, totals, capped, factors, keys, values, queries, dy,
+      bad_queries, bad_keys;
 } mha_back_offsets;
 
 /* One call. */
@@ -31,12 +31,14 @@ typedef struct mha_gradient {
   mha_gradient_heads q, k, v;
   float *bias;           /* as the core's bias, or NULL = not wanted */
   float *slopes, *sinks; /* [H], likewise */
+  double *key_sums;      /* [G][d], Σ_j dK_j by way of the queries, see gradient.c; or NULL */
   bool accumulate;       /* these are added to what is there */
   bool accumulate_heads; /* likewise those of q, k and v */
   mha_gradient_cut cut;
   float *shared_k; /* [G][shares][rows of K][d], where several tasks share keys */
   float *shared_v; /* [G][shares][rows of V][dv] */
   double *sums;    /* [B][chunks][H] of the slopes, then of the sinks */
+  double *moved;   /* [B][chunks][H][d] of the key sums */
   char *scratch;   /* one part for each worker */
   size_t scratch_bytes;
   mha_back_offsets scratch_at;
@@ -44,7 +46,7 @@ typedef struct mha_gradient {
 
 /* Where the scratch of a call lies in an arena. */
 typedef struct mha_gradient_scratch {
-  size_t shared_k, shared_v, sums, workers, worker_bytes;
+  size_t shared_k, shared_v, sums, moved, workers, worker_bytes;
 } mha_gradient_scratch;
 
 /* Lays the scratch out for at most n_threads. */

@@ -11,7 +11,7 @@ typedef struct plan {
   mha_layout layout; /* what lasts */
   size_t bytes;      /* of everything */
   mha_kept_offsets kept;
-  size_t d_concat, d_q, d_k, d_v, sums_q, sums_k, widened, panels;
+  size_t d_concat, d_q, d_k, d_v, key_sums, sums_q, sums_k, widened, panels;
   int64_t widened_floats;
   mha_gradient_scratch gradient;
 } plan;
@@ -34,6 +34,7 @@ static void add_layer(plan *p, const mha_weights *w, const mha_kept_size *s, boo
   p->d_q = add_rows(p, s->entries, s->Lq, w->query.out);
   p->d_k = add_rows(p, s->entries, s->Lk, w->key.out);
   p->d_v = add_rows(p, s->entries, s->Lk, w->value.out);
+  p->key_sums = mha_layout_add(&p->layout, sizeof(double), w->key.out, 1, 1);
   p->sums_q = add_sums(p, w, w->config.n_heads);
   p->sums_k = add_sums(p, w, w->config.n_kv_heads);
 }
@@ -135,6 +136,7 @@ static void place(const mha_context *context, const mha_weights *weights, const 
     s->d_q = floats_at(context, p->d_q);
     s->d_k = floats_at(context, p->d_k);
     s->d_v = floats_at(context, p->d_v);
+    s->key_sums = (double *)(void *)(context->arena + p->key_sums);
     s->sums_q = (double *)(void *)(context->arena + p->sums_q);
     s->sums_k = (double *)(void *)(context->arena + p->sums_k);
     s->widening.room = floats_at(context, p->widened);

@@ -11,6 +11,7 @@ typedef struct mha_back_scratch {
   mha_kept kept;                     /* of a call that is computed again; step 3 alone: concat is
                                         its output, and there are no others but row statistics */
   float *d_concat, *d_q, *d_k, *d_v; /* as concat, Q, K and V */
+  double *key_sums;                  /* [G·d] */
   double *sums_q, *sums_k;           /* mha_prepare_sums */
   mha_gradient_scratch gradient;     /* offsets in the arena, of the time of step 3 */
   mha_widening widening;             /* of the time of the projections */

@@ -34,6 +34,14 @@ static bool wants_heads(const mha_backward_call *c) {
   return wants_q(c) || wants_k(c) || wants_v(c) || a->d_bias || a->d_alibi_slopes || a->d_sinks;
 }
 
+/* Where nothing lies between K and its projection, the gradient of bk is a sum that step 3 knows
+ * more exactly than the rows of dK do. */
+static double *key_sums(const mha_backward_call *c) {
+  const mha_config *k = &c->forward.weights->config;
+  const bool knows = k->norm == MHA_NORM_NONE && k->rope == MHA_ROPE_NONE;
+  return c->back.d_bk && knows ? c->scratch.key_sums : NULL;
+}
+
 /* ---- the steps ---- */
 
 /* 5. dconcat = dy·Woᵀ. */
@@ -66,7 +74,8 @@ static mha_status attend_back(const mha_backward_call *c) {
   mha_gradient g = {.core = f->core,
                     .bias = c->back.d_bias,
                     .slopes = c->back.d_alibi_slopes,
-                    .sinks = c->back.d_sinks};
+                    .sinks = c->back.d_sinks,
+                    .key_sums = key_sums(c)};
   mha_core *core = &g.core;
   core->engine = f->context->engine;
   core->q = split_heads(c->kept->q, &f->q, core->d);
@@ -159,11 +168,13 @@ static mha_status weights_back(const mha_backward_call *c) {
   const mha_backward_args *a = &c->back;
   const mha_live_rows queries = mha_forward_live_queries(f);
   const mha_live_rows keys = mha_forward_live_keys(f);
+  const mha_back_scratch *s = &c->scratch;
   const mha_weight_gradient all[] = {
-      {&w->query, f->args.query, c->scratch.d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq},
-      {&w->key, f->args.key, c->scratch.d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk},
-      {&w->value, f->args.value, c->scratch.d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv},
-      {&w->output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo}};
+      {&w->query, f->args.query, s->d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq, NULL},
+      {&w->key, f->args.key, s->d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk, key_sums(c)},
+      {&w->value, f->args.value, s->d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv, NULL},
+      {&w->output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo,
+       NULL}};
   return mha_weight_gradients(f->context, all, 4, a->accumulate != 0, c->scratch.panels);
 }
 

@@ -11,6 +11,7 @@
 #include "engine/softmax.h"
 #include "engine/vector.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -235,7 +236,8 @@ static mha_status bias_task(void *argument, int64_t index, int32_t worker) {
   }
   for (int64_t i = 0; i < columns; i++) {
     float *to = w->bias + column + i;
-    *to = (float)(j->accumulate ? (double)*to + sums[i] : sums[i]);
+    const double sum = w->sums && isfinite(sums[i]) ? w->sums[column + i] : sums[i];
+    *to = (float)(j->accumulate ? (double)*to + sum : sum);
   }
   return MHA_OK;
 }

@@ -15,6 +15,7 @@ typedef struct mha_weight_gradient {
   bool all_rows;      /* b was added to the others too */
   float *matrix;      /* as the projection's matrix, or NULL = not wanted */
   float *bias;        /* [out], likewise */
+  const double *sums; /* [out], Σ dY known more exactly, for those that are finite; or NULL */
 } mha_weight_gradient;
 
 /* Tasks that a matrix is cut into. */

@@ -1,5 +1,6 @@
 /* Dropout: which weights meet their values, by the judge's random numbers; and what it must leave
  * alone. */
+#include "dropout.h"
 #include "fixture.h"
 
 #include <float.h>
@@ -158,6 +159,38 @@ static void the_first_words(void **state) {
   test_core_run(&core);
   for (int c = 0; c < 4; c++)
     test_near("output", (double)output[c], c == 0 || c == 3 ? 0 : 0.25 / (1 - (double)0.61F), 1e-6);
+}
+
+/* A word w is kept by p = w/2^32 and dropped by a p half a word above, which is no word: both are
+ * exact floats where w is small. */
+static void shares_between_two_words(void **state) {
+  enum { N = 4096 };
+  static float zeros[N], values[N];
+  const uint32_t key[2] = {0, 0};
+  uint32_t least = UINT32_MAX;
+  int64_t place = 0;
+  float output = 0.0F;
+  test_core core = {.Lq = 1, .Lk = N, .d = 1, .dv = 1, .q = zeros, .k = zeros, .v = values};
+  (void)state;
+  for (uint32_t e = 0; e < N; e++) {
+    const uint32_t counter[4] = {e / 4, 0, 0, 0};
+    uint32_t words[4];
+    test_philox(counter, key, words);
+    if (words[e % 4] < least) {
+      least = words[e % 4];
+      place = e;
+    }
+  }
+  assert_in_range(least, 1, 1 << 22);
+  values[place] = N;
+  core.output = &output;
+  MHA_INIT(&core.rules);
+  core.rules.dropout = ldexpf((float)least, -32);
+  test_core_run(&core);
+  test_near("kept", (double)output, 1, 0.01);
+  core.rules.dropout = ldexpf((float)least + 0.5F, -32);
+  test_core_run(&core);
+  assert_true(output == 0.0F);
 }
 
 /* Equal weights and values of 1: a row's result is the share that was kept, times 1/(1 - p). */
@@ -440,6 +473,7 @@ int main(void) {
       cmocka_unit_test(stored_keys),
       cmocka_unit_test(extreme_shares),
       cmocka_unit_test(the_first_words),
+      cmocka_unit_test(shares_between_two_words),
       cmocka_unit_test(the_share_that_is_kept),
       cmocka_unit_test(threads_change_no_bit),
       cmocka_unit_test(results_change_no_bit),

@@ -123,6 +123,26 @@ static void large_numbers(void **state) {
         }
 }
 
+/* What another level is chosen over, where the processor has both. */
+static void pieces_by_avx2(void **state) {
+  const uint64_t firsts[] = {
+      0, 64, 1020, (UINT64_C(1) << 34) - 8, UINT64_MAX - 63, UINT64_MAX - 31};
+  const mha_philox philox = {UINT64_C(0x123456789abcdef0), UINT64_C(0xfedcba9876543210)};
+  mha_philox_maker *make = mha_philox_avx2();
+  uint32_t words[MHA_PHILOX_PIECE + 1];
+  (void)state;
+  if (!make)
+    skip();
+  for (size_t k = 0; k < COUNT(firsts); k++) {
+    const uint64_t first = firsts[k] / 4 * 4;
+    words[MHA_PHILOX_PIECE] = 7;
+    make(&philox, first, words);
+    for (uint64_t e = 0; e < MHA_PHILOX_PIECE; e++)
+      assert_int_equal(words[e], right_word(&philox, first + e));
+    assert_int_equal(words[MHA_PHILOX_PIECE], 7);
+  }
+}
+
 /* A word of exactly the threshold is kept, and 0 drops nothing. */
 static void the_threshold_is_kept(void **state) {
   const mha_philox philox = {0, 0};
@@ -146,6 +166,7 @@ int main(void) {
       cmocka_unit_test(the_judge_gives_the_published_vectors),
       cmocka_unit_test(rows_of_every_length_and_beginning),
       cmocka_unit_test(large_numbers),
+      cmocka_unit_test(pieces_by_avx2),
       cmocka_unit_test(the_threshold_is_kept),
   };
   return cmocka_run_group_tests(tests, find_levels, NULL);
