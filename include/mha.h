@@ -1259,7 +1259,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_merge(const mha_merge_args *args, mha_erro
 /**
  * Makes an empty tape: it holds Q, K and V as projected and prepared, concat and the statistics of
  * each softmax of one call. mha_forward fills it, growing it where that is needed, and a later call
- * may fill it again; on failure it is empty.
+ * may fill it again. A call that is refused, or finds its context busy, leaves the tape as it was;
+ * one that fails later, for want of memory, leaves it empty.
  * Thread rule: one call fills it, or any number of mha_backward read it.
  * @param allocator NULL = the C library.
  * @param tape      receives it; free it with mha_tape_destroy. NULL on failure. Not NULL.
@@ -1298,7 +1299,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_tape_reserve(mha_tape *tape, const mha_wei
  * that mha_weights_create was given, also where it copied; of a layer that was loaded or converted
  * those that mha_weights_matrices shows), its numbers are float32 whatever the type of the thing,
  * and what lies between its rows is not touched. Gradients overlap nothing else that the call reads
- * or writes, and no two elements of one share an address.
+ * or writes, and no two elements of one share an address. Two gradients may lie within one block
+ * where their strides keep them apart: those of matrices as columns of it, those of inputs as parts
+ * of its rows, as in [B][L][3][H][d].
  */
 typedef struct mha_backward_args {
   size_t struct_size;      /**< set by MHA_INIT */

@@ -43,7 +43,8 @@ static mha_status add_dy(backward_call *c, mha_error *error) {
 static mha_status add_gradient(backward_call *c, const char *name, const float *data,
                                const mha_tensor_shape *s, mha_error *error) {
   mha_address_ranges *ranges = &c->attend.ranges;
-  const int64_t width = (s->heads - 1) * s->head_stride + s->size;
+  const mha_step steps[] = {
+      {s->batch, s->batch_stride}, {s->length, s->row_stride}, {s->heads, s->head_stride}};
   if (data && mha_tensor_overlaps_itself(s))
     return mha_fail(error, MHA_ERROR_OVERLAP,
                     "%s has batch, row and head strides %lld, %lld, %lld; rule: no two elements of "
@@ -51,9 +52,8 @@ static mha_status add_gradient(backward_call *c, const char *name, const float *
                     name, (long long)s->batch_stride, (long long)s->row_stride,
                     (long long)s->head_stride);
   const mha_status status = mha_tensor_add_range(ranges, s, name, data, MHA_F32, true, error);
-  if (!status && s->batch_stride % s->row_stride == 0)
-    mha_ranges_are_rows(ranges, name, width * (int64_t)sizeof(float),
-                        s->row_stride * (int64_t)sizeof(float));
+  if (!status)
+    mha_ranges_have_steps(ranges, name, steps, 3, s->size);
   return status;
 }
 

@@ -60,9 +60,9 @@ static mha_status add_input(mha_backward_call *c, const char *name, const float 
   mha_status status = gradient ? mha_resolve_strides(&s, true, name, error) : MHA_OK;
   if (!status)
     status = mha_ranges_add_rows(ranges, name, gradient, shape, true, error);
-  if (!status && (s.batch <= 1 || s.batch_stride % s.row_stride == 0))
-    mha_ranges_are_rows(ranges, name, s.width * (int64_t)sizeof(float),
-                        s.row_stride * (int64_t)sizeof(float));
+  const mha_step steps[] = {{s.batch, s.batch_stride}, {s.length, s.row_stride}};
+  if (!status)
+    mha_ranges_have_steps(ranges, name, steps, 2, s.width);
   return status;
 }
 
@@ -73,11 +73,11 @@ static mha_status add_matrix(mha_backward_call *c, const char *name, const float
   const bool by_in = c->forward.weights->orientation != MHA_OUT_IN;
   const mha_projection g = mha_projection_gradient(p, by_in);
   const int64_t elements = (p->in - 1) * g.in_stride + (p->out - 1) * g.out_stride + 1;
+  const mha_step row = {by_in ? p->in : p->out, p->given_ld};
   const mha_status status =
       mha_ranges_add(ranges, name, gradient, elements, sizeof(float), true, error);
   if (!status)
-    mha_ranges_are_rows(ranges, name, (by_in ? p->out : p->in) * (int64_t)sizeof(float),
-                        p->given_ld * (int64_t)sizeof(float));
+    mha_ranges_have_steps(ranges, name, &row, 1, by_in ? p->out : p->in);
   return status;
 }
 

@@ -348,17 +348,6 @@ mha_status mha_forward_read(mha_forward_call *c, const mha_forward_args *given, 
   return read_positions(c, key_is_query, error);
 }
 
-mha_kept_size mha_forward_kept_size(const mha_forward_call *c) {
-  const mha_kept_size size = {c->q.batch, c->core.visibility.B, c->q.length, c->k.length};
-  return size;
-}
-
-static mha_status open_tape(mha_forward_call *c, mha_error *error) {
-  const mha_kept_size size = mha_forward_kept_size(c);
-  c->kept = &c->args.tape->kept;
-  return mha_tape_open(c->args.tape, c->weights, &size, error);
-}
-
 const mha_forward_names mha_forward_names_of_args = {
     {"args.batch", "args.query_length", "args.key_length"}, "args.query", "args.output", "query"};
 
@@ -374,12 +363,8 @@ static mha_status forward(mha_context *context, const mha_weights *weights,
   status = mha_forward_read(&c, args, error);
   if (!status)
     status = mha_ranges_check(&c.ranges, error);
-  if (!status && c.args.tape)
-    status = open_tape(&c, error);
   if (!status)
     status = mha_forward_run(&c, error);
-  if (!status && c.args.tape)
-    mha_tape_close(c.args.tape, weights);
   mha_cache_args_end(&c, status == MHA_OK);
   return status ? status : mha_succeed(error);
 }

@@ -13,7 +13,4 @@ extern const mha_forward_names mha_forward_names_of_args;
 mha_status mha_forward_read(mha_forward_call *call, const mha_forward_args *given,
                             mha_error *error);
 
-/* Sizes of what the call keeps. */
-mha_kept_size mha_forward_kept_size(const mha_forward_call *call);
-
 #endif

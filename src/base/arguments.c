@@ -196,7 +196,8 @@ mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const vo
     return mha_fail(error, MHA_ERROR_UNSUPPORTED,
                     "%s is array number %d of the call; rule: at most %d are told apart", name,
                     ranges->n + 1, MHA_MAX_RANGES);
-  const mha_address_range range = {name, begin, begin + (uintptr_t)bytes, 0, 0, is_output};
+  const mha_address_range range = {
+      .name = name, .begin = begin, .end = begin + (uintptr_t)bytes, .is_output = is_output};
   ranges->items[ranges->n++] = range;
   return MHA_OK;
 }
@@ -213,23 +214,51 @@ mha_status mha_ranges_add_rows(mha_address_ranges *ranges, const char *name, con
   return mha_ranges_add(ranges, name, data, elements, sizeof(float), is_output, error);
 }
 
-void mha_ranges_are_rows(mha_address_ranges *ranges, const char *name, int64_t width,
-                         int64_t period) {
+/* What the dimensions inside of step k cover, or 0 where those outside are no multiples of it: what
+ * repeats with its period then covers more. */
+static int64_t covered_within(const mha_step *steps, int n, int k, int64_t width) {
+  int64_t covered = width;
+  for (int j = 0; j < n; j++) {
+    if (steps[j].count <= 1)
+      continue;
+    if (steps[j].stride < steps[k].stride)
+      covered += (steps[j].count - 1) * steps[j].stride;
+    else if (steps[j].stride % steps[k].stride != 0)
+      return 0;
+  }
+  return covered;
+}
+
+void mha_ranges_have_steps(mha_address_ranges *ranges, const char *name, const mha_step *steps,
+                           int n, int64_t width) {
   mha_address_range *last = ranges->n > 0 ? &ranges->items[ranges->n - 1] : NULL;
-  if (last && last->name == name && 0 < width && width < period) {
-    last->period = (uintptr_t)period;
-    last->width = (uintptr_t)width;
+  if (!last || last->name != name)
+    return;
+  for (int k = 0; k < n; k++) {
+    const bool counts = steps[k].count > 1 && steps[k].stride > 0;
+    const int64_t covered = counts ? covered_within(steps, n, k, width) : 0;
+    if (covered > 0 && covered < steps[k].stride) {
+      last->gaps[k].period = (uintptr_t)steps[k].stride * sizeof(float);
+      last->gaps[k].width = (uintptr_t)covered * sizeof(float);
+    }
   }
 }
 
-/* Rows side by side: those of one end before those of the other begin, in every period. */
+/* Those of one end before those of the other begin, in every period. */
+static bool are_apart(uintptr_t begin_a, uintptr_t width_a, uintptr_t begin_b, uintptr_t width_b,
+                      uintptr_t period) {
+  const bool a_first = begin_a <= begin_b;
+  const uintptr_t shift = (a_first ? begin_b - begin_a : begin_a - begin_b) % period;
+  return shift >= (a_first ? width_a : width_b) && (a_first ? width_b : width_a) <= period - shift;
+}
+
 static bool are_side_by_side(const mha_address_range *a, const mha_address_range *b) {
-  if (a->period == 0 || a->period != b->period)
-    return false;
-  const mha_address_range *first = a->begin <= b->begin ? a : b;
-  const mha_address_range *second = first == a ? b : a;
-  const uintptr_t shift = (second->begin - first->begin) % a->period;
-  return shift >= first->width && second->width <= a->period - shift;
+  for (int i = 0; i < MHA_MAX_STEPS; i++)
+    for (int j = 0; j < MHA_MAX_STEPS; j++)
+      if (a->gaps[i].period > 0 && a->gaps[i].period == b->gaps[j].period &&
+          are_apart(a->begin, a->gaps[i].width, b->begin, b->gaps[j].width, a->gaps[i].period))
+        return true;
+  return false;
 }
 
 mha_status mha_ranges_check(const mha_address_ranges *ranges, mha_error *error) {

@@ -87,11 +87,13 @@ mha_status mha_resolve_strides(mha_rows_shape *shape, bool is_output, const char
                                mha_error *error);
 
 /* The arrays of one call by address range, to find outputs that overlap something. */
-#define MHA_MAX_RANGES 64
+enum { MHA_MAX_RANGES = 64, MHA_MAX_STEPS = 3 };
 typedef struct mha_address_range {
   const char *name;
   uintptr_t begin, end;
-  uintptr_t period, width; /* bytes: only the first `width` of each `period` are meant; 0 = all */
+  struct {
+    uintptr_t period, width; /* bytes: only the first `width` of each `period` are meant; 0 = all */
+  } gaps[MHA_MAX_STEPS];     /* the same gaps, seen from each dimension */
   bool is_output;
 } mha_address_range;
 
@@ -111,11 +113,16 @@ mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const vo
 mha_status mha_ranges_add_rows(mha_address_ranges *ranges, const char *name, const float *data,
                                const mha_rows_shape *shape, bool is_output, mha_error *error);
 
-/* The array of that name, if it was added last, has rows of `width` bytes, `period` apart, and what
- * lies between them is not its own: two such arrays with one period may lie within one block, side
- * by side. */
-void mha_ranges_are_rows(mha_address_ranges *ranges, const char *name, int64_t width,
-                         int64_t period);
+/* One of the outer dimensions of an array: its extent and the floats from one to the next. */
+typedef struct mha_step {
+  int64_t count, stride;
+} mha_step;
+
+/* The array of that name, if it was added last, has n outer dimensions, at most MHA_MAX_STEPS, in
+ * any order, and `width` floats in a row within them. What lies between is not its own, so that two
+ * such arrays may lie within one block, side by side, where they step alike. */
+void mha_ranges_have_steps(mha_address_ranges *ranges, const char *name, const mha_step *steps,
+                           int n, int64_t width);
 
 /* Fails with MHA_ERROR_OVERLAP if an output shares a byte with any other range. */
 mha_status mha_ranges_check(const mha_address_ranges *ranges, mha_error *error);

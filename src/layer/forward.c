@@ -246,15 +246,32 @@ static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   return MHA_OK;
 }
 
+mha_kept_size mha_forward_kept_size(const mha_forward_call *c) {
+  const mha_kept_size size = {c->q.batch, c->core.visibility.B, c->q.length, c->k.length};
+  return size;
+}
+
+/* A call in the context may be reading the tape: it is opened by who has entered. */
+static mha_status open_tape(mha_forward_call *c, mha_error *error) {
+  const mha_kept_size size = mha_forward_kept_size(c);
+  if (!c->args.tape)
+    return MHA_OK;
+  c->kept = &c->args.tape->kept;
+  return mha_tape_open(c->args.tape, c->weights, &size, error);
+}
+
 mha_status mha_forward_run(mha_forward_call *c, mha_error *error) {
   mha_status status = mha_context_enter(c->context, error);
   if (status)
     return status;
-  if (has_work(c)) {
+  status = open_tape(c, error);
+  if (!status && has_work(c)) {
     status = take_workspace(c, error);
     if (!status)
       status = mha_explain(run_steps(c), error);
   }
+  if (!status && c->args.tape)
+    mha_tape_close(c->args.tape, c->weights);
   mha_context_leave(c->context);
   return status;
 }

@@ -45,8 +45,11 @@ typedef struct mha_forward_call {
 mha_live_rows mha_forward_live_queries(const mha_forward_call *c);
 mha_live_rows mha_forward_live_keys(const mha_forward_call *c);
 
-/* Computes a call that has been read and checked, with scratch of its context. BUSY, MEMORY, and
- * OVERFLOW for what the engine cannot count. */
+/* Sizes of what the call keeps. */
+mha_kept_size mha_forward_kept_size(const mha_forward_call *c);
+
+/* Computes a call that has been read and checked, with scratch of its context, and fills its tape.
+ * BUSY, which leaves the tape as it is, MEMORY, and OVERFLOW for what the engine cannot count. */
 mha_status mha_forward_run(mha_forward_call *c, mha_error *error);
 
 /* Steps 1 to 3 once more, into what is kept, of a call whose context has been entered and has the

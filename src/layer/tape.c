@@ -64,10 +64,10 @@ mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_k
         "args has %lld entries of %lld queries and %lld keys; rule: what the tape keeps "
         "of them must not overflow",
         (long long)size->entries, (long long)size->Lq, (long long)size->Lk);
+  tape->weights = NULL; /* whatever becomes of the call */
   const mha_status status = mha_tape_grow(tape, layout.bytes, error);
   if (status)
     return status;
-  tape->weights = NULL;
   tape->size = *size;
   tape->kept = mha_kept_at(tape->memory, &at, weights);
   return MHA_OK;

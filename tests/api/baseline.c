@@ -49,6 +49,44 @@ void baseline_build(baseline which) {
   test_poison_results(&fixture);
 }
 
+static size_t matrix_bytes(const test_matrix *m) {
+  return (size_t)(m->in * m->out) * sizeof(float);
+}
+
+size_t baseline_list_inputs(baseline_region *r) {
+  const test_fixture *f = &fixture;
+  const size_t entries = B * sizeof(int64_t);
+  const baseline_region all[] = {
+      {"query", f->query.data, (size_t)f->query.floats * sizeof(float)},
+      {"key", f->key.data, (size_t)f->key.floats * sizeof(float)},
+      {"value", f->value.data, (size_t)f->value.floats * sizeof(float)},
+      {"attend", f->mask, (size_t)f->mask_bytes},
+      {"bias", f->bias, (size_t)f->bias_floats * sizeof(float)},
+      {"query_lengths", f->query_lengths, entries},
+      {"key_lengths", f->key_lengths, entries},
+      {"offsets", f->offsets, entries},
+      {"query_starts", f->query_starts, entries + sizeof(int64_t)},
+      {"key_starts", f->key_starts, entries + sizeof(int64_t)},
+      {"alibi_slopes", f->slopes, H * sizeof(float)},
+      {"sinks", f->sinks, H * sizeof(float)},
+      {"the query norm", f->query_norm, H * D * sizeof(float)},
+      {"the key norm", f->key_norm, G * D * sizeof(float)},
+      {"rope_cos", f->rope_cos, (size_t)f->rope_positions * sizeof(float)},
+      {"rope_sin", f->rope_sin, (size_t)f->rope_positions * sizeof(float)},
+      {"query_positions", f->query_positions, B * LQ * sizeof(int64_t)},
+      {"key_positions", f->key_positions, B * LK * sizeof(int64_t)},
+      {"weights", f->wq.data, matrix_bytes(&f->wq)},
+      {"weights", f->wk.data, matrix_bytes(&f->wk)},
+      {"weights", f->wv.data, matrix_bytes(&f->wv)},
+      {"weights", f->wo.data, matrix_bytes(&f->wo)},
+      {"weights", f->wq.bias, (size_t)f->wq.out * sizeof(float)},
+      {"weights", f->wk.bias, (size_t)f->wk.out * sizeof(float)},
+      {"weights", f->wv.bias, (size_t)f->wv.out * sizeof(float)},
+      {"weights", f->wo.bias, (size_t)f->wo.out * sizeof(float)}};
+  memcpy(r, all, sizeof all);
+  return sizeof all / sizeof *all;
+}
+
 void baseline_expect_untouched(void) {
   for (int64_t at = 0; at < fixture.output.floats; at++)
     if (!test_equal_bits(fixture.output.data[at], fixture.before[at]))

@@ -23,6 +23,18 @@ extern test_fixture fixture; /* one at a time; too large for a stack */
 /* Fills the fixture; the caller releases it. */
 void baseline_build(baseline which);
 
+/* An array by address. */
+typedef struct baseline_region {
+  const char *name; /* a word of its name in messages */
+  void *data;
+  size_t bytes;
+} baseline_region;
+
+enum { BASELINE_INPUTS = 32 };
+
+/* Everything that a call reads, with NULL for what this one has not; how many. */
+size_t baseline_list_inputs(baseline_region *r);
+
 /* No result of the fixture was written. */
 void baseline_expect_untouched(void);
 /* The error struct begins as garbage, and its message ends within its bytes. */

@@ -1,5 +1,6 @@
 /* Structs that are NULL, of other sizes or full of garbage, and outputs that overlap what a call
  * reads or writes: each has its own status and a message that names it, and nothing is written. */
+#include "backward.h"
 #include "baseline.h"
 
 #include <string.h>
@@ -196,17 +197,34 @@ typedef enum sized {
   ATTEND_,
   CACHE_,
   GOT_,
-  MERGE_
+  MERGE_,
+  BACK_,
+  ATTEND_BACK_,
+  LAST_SIZED = ATTEND_BACK_
 } sized;
 
-static const size_t known_bytes[] = {
-    sizeof(mha_config),       sizeof(mha_matrices),    sizeof(mha_context_options),
-    sizeof(mha_shape),        sizeof(mha_rules),       sizeof(mha_results),
-    sizeof(mha_forward_args), sizeof(mha_attend_args), sizeof(mha_cache_options),
-    sizeof(mha_config),       sizeof(mha_merge_args)};
-static const char *const sized_names[] = {"config",  "matrices", "options", "shape",
-                                          "rules",   "results",  "args",    "args",
-                                          "options", "config",   "args"};
+static const size_t known_bytes[] = {sizeof(mha_config),
+                                     sizeof(mha_matrices),
+                                     sizeof(mha_context_options),
+                                     sizeof(mha_shape),
+                                     sizeof(mha_rules),
+                                     sizeof(mha_results),
+                                     sizeof(mha_forward_args),
+                                     sizeof(mha_attend_args),
+                                     sizeof(mha_cache_options),
+                                     sizeof(mha_config),
+                                     sizeof(mha_merge_args),
+                                     sizeof(mha_backward_args),
+                                     sizeof(mha_attend_backward_args)};
+static const char *const sized_names[] = {"config",  "matrices", "options", "shape",   "rules",
+                                          "results", "args",     "args",    "options", "config",
+                                          "args",    "back",     "back"};
+
+static test_backward back; /* what is wanted of the last two */
+
+static bool is_core(sized which) {
+  return which == ATTEND_ || which == ATTEND_BACK_;
+}
 
 /* A call with `structure` in the place of the one that is right. */
 static mha_status call_with(sized which, void *structure, mha_error *error) {
@@ -256,6 +274,12 @@ static mha_status call_with(sized which, void *structure, mha_error *error) {
   case MERGE_:
     status = mha_merge(structure, error);
     break;
+  case BACK_:
+    status = mha_backward(context, weights, &f->args, structure, error);
+    break;
+  case ATTEND_BACK_:
+    status = mha_attend_backward(context, &f->q, &f->k, &f->v, &f->attend_args, structure, error);
+    break;
   }
   mha_cache_destroy(cache);
   mha_context_destroy(other);
@@ -284,27 +308,27 @@ static const void *right_struct(sized which) {
   merge.outputs = parts;
   merge.log_sum_exps = lses;
   merge.output = merged;
-  const void *all[] = {&fixture.config,
-                       &fixture.matrices,
-                       &fixture.options,
-                       &shape,
-                       &fixture.rules,
-                       &fixture.results,
-                       &fixture.args,
-                       &fixture.attend_args,
-                       &cache,
-                       &got,
-                       &merge};
+  test_backward_build(&back, &fixture);
+  const void *all[] = {
+      &fixture.config,  &fixture.matrices, &fixture.options,     &shape, &fixture.rules,
+      &fixture.results, &fixture.args,     &fixture.attend_args, &cache, &got,
+      &merge,           &back.args,        &back.attend};
   return all[which];
+}
+
+/* Neither a result nor a gradient was written. */
+static void expect_untouched(void) {
+  baseline_expect_untouched();
+  test_backward_expect_poison(&back);
 }
 
 static void every_size_of_every_struct(void **state) {
   enum { TAIL = 40 };
   (void)state;
-  for (int which = CONFIG_; which <= MERGE_; which++) {
+  for (int which = CONFIG_; which <= LAST_SIZED; which++) {
     mha_error error;
     const size_t known = known_bytes[which];
-    baseline_build(which == ATTEND_ ? CORE : LAYER);
+    baseline_build(is_core((sized)which) ? CORE : LAYER);
     char *structure = test_pool_bytes(&fixture.pool, (known + TAIL + 7) / 8 * 8);
     memset(structure, 0, known + TAIL);
     memcpy(structure, right_struct((sized)which), known);
@@ -314,7 +338,7 @@ static void every_size_of_every_struct(void **state) {
       baseline_fill_with_garbage(&error);
       baseline_expect_error(call_with((sized)which, structure, &error), MHA_ERROR_STRUCT_SIZE,
                             &error, sized_names[which]);
-      baseline_expect_untouched();
+      expect_untouched();
     }
     for (size_t bytes = known + 1; bytes <= known + TAIL; bytes++) {
       memcpy(structure, &bytes, sizeof bytes);
@@ -322,7 +346,7 @@ static void every_size_of_every_struct(void **state) {
       structure[bytes - 1] = 1; /* something this version does not know */
       baseline_expect_error(call_with((sized)which, structure, &error), MHA_ERROR_STRUCT_SIZE,
                             &error, sized_names[which]);
-      baseline_expect_untouched();
+      expect_untouched();
       structure[bytes - 1] = 0;
     }
     for (size_t bytes = known; bytes <= known + TAIL; bytes += TAIL) {
@@ -338,11 +362,11 @@ static void every_size_of_every_struct(void **state) {
 static void garbage_in_every_struct(void **state) {
   const size_t sizes[] = {MHA_MAX_STRUCT_BYTES + 1, (size_t)0xabababab, SIZE_MAX};
   (void)state;
-  for (int which = CONFIG_; which <= MERGE_; which++)
+  for (int which = CONFIG_; which <= LAST_SIZED; which++)
     for (size_t i = 0; i < COUNT(sizes); i++) {
       mha_error error;
       const size_t known = known_bytes[which];
-      baseline_build(which == ATTEND_ ? CORE : LAYER);
+      baseline_build(is_core((sized)which) ? CORE : LAYER);
       char *structure = test_pool_bytes(&fixture.pool, known);
       memcpy(structure, right_struct((sized)which), known);
       memcpy(structure, &sizes[i], sizeof sizes[i]);
@@ -350,7 +374,7 @@ static void garbage_in_every_struct(void **state) {
       baseline_fill_with_garbage(&error);
       baseline_expect_error(call_with((sized)which, structure, &error), MHA_ERROR_STRUCT_SIZE,
                             &error, "MHA_INIT");
-      baseline_expect_untouched();
+      expect_untouched();
       test_release(&fixture);
     }
 }
@@ -377,57 +401,14 @@ static void structs_are_prepared(void **state) {
 
 /* ---- Overlaps -------------------------------------------------------------------------------- */
 
-typedef struct region {
-  const char *name;
-  void *data;
-  size_t bytes;
-} region;
-
-static size_t matrix_bytes(const test_matrix *m) {
-  return (size_t)(m->in * m->out) * sizeof(float);
-}
-
-/* Everything that a call reads. */
-static size_t list_inputs(region *r) {
-  const test_fixture *f = &fixture;
-  const size_t entries = B * sizeof(int64_t);
-  const region all[] = {{"query", f->query.data, (size_t)f->query.floats * sizeof(float)},
-                        {"key", f->key.data, (size_t)f->key.floats * sizeof(float)},
-                        {"value", f->value.data, (size_t)f->value.floats * sizeof(float)},
-                        {"attend", f->mask, (size_t)f->mask_bytes},
-                        {"bias", f->bias, (size_t)f->bias_floats * sizeof(float)},
-                        {"query_lengths", f->query_lengths, entries},
-                        {"key_lengths", f->key_lengths, entries},
-                        {"offsets", f->offsets, entries},
-                        {"query_starts", f->query_starts, entries + sizeof(int64_t)},
-                        {"key_starts", f->key_starts, entries + sizeof(int64_t)},
-                        {"alibi_slopes", f->slopes, H * sizeof(float)},
-                        {"sinks", f->sinks, H * sizeof(float)},
-                        {"the query norm", f->query_norm, H * D * sizeof(float)},
-                        {"the key norm", f->key_norm, G * D * sizeof(float)},
-                        {"rope_cos", f->rope_cos, (size_t)f->rope_positions * sizeof(float)},
-                        {"rope_sin", f->rope_sin, (size_t)f->rope_positions * sizeof(float)},
-                        {"query_positions", f->query_positions, B * LQ * sizeof(int64_t)},
-                        {"key_positions", f->key_positions, B * LK * sizeof(int64_t)},
-                        {"weights", f->wq.data, matrix_bytes(&f->wq)},
-                        {"weights", f->wk.data, matrix_bytes(&f->wk)},
-                        {"weights", f->wv.data, matrix_bytes(&f->wv)},
-                        {"weights", f->wo.data, matrix_bytes(&f->wo)},
-                        {"weights", f->wq.bias, (size_t)f->wq.out * sizeof(float)},
-                        {"weights", f->wk.bias, (size_t)f->wk.out * sizeof(float)},
-                        {"weights", f->wv.bias, (size_t)f->wv.out * sizeof(float)},
-                        {"weights", f->wo.bias, (size_t)f->wo.out * sizeof(float)}};
-  memcpy(r, all, sizeof all);
-  return COUNT(all);
-}
-
 /* The four results, and how to make one lie elsewhere. */
-static size_t list_outputs(region *r) {
+static size_t list_outputs(baseline_region *r) {
   const test_fixture *f = &fixture;
-  const region all[] = {{"output", f->output.data, (size_t)f->output.floats * sizeof(float)},
-                        {"weights", f->weights, (size_t)f->weights_n * sizeof(float)},
-                        {"average", f->average, (size_t)f->average_n * sizeof(float)},
-                        {"log_sum_exp", f->lse, (size_t)f->lse_n * sizeof(float)}};
+  const baseline_region all[] = {
+      {"output", f->output.data, (size_t)f->output.floats * sizeof(float)},
+      {"weights", f->weights, (size_t)f->weights_n * sizeof(float)},
+      {"average", f->average, (size_t)f->average_n * sizeof(float)},
+      {"log_sum_exp", f->lse, (size_t)f->lse_n * sizeof(float)}};
   memcpy(r, all, sizeof all);
   return COUNT(all);
 }
@@ -449,7 +430,8 @@ static void move_output(size_t which, float *to) {
 }
 
 /* An output that begins in the input's last element, or ends in its first one. */
-static void expect_overlap(size_t which, const region *output, const region *other) {
+static void expect_overlap(size_t which, const baseline_region *output,
+                           const baseline_region *other) {
   char *begin = other->data;
   const size_t last = (other->bytes - 1) / sizeof(float) * sizeof(float);
   char *places[] = {begin + last, begin + sizeof(float) - output->bytes};
@@ -465,9 +447,9 @@ static void outputs_overlap_nothing(void **state) {
   const baseline all[] = {LAYER_RULES, CORE_RULES, LAYER_PACKED, CORE_PACKED};
   (void)state;
   for (size_t base = 0; base < COUNT(all); base++) {
-    region inputs[32], outputs[4];
+    baseline_region inputs[32], outputs[4];
     baseline_build(all[base]);
-    const size_t n_inputs = list_inputs(inputs), n_outputs = list_outputs(outputs);
+    const size_t n_inputs = baseline_list_inputs(inputs), n_outputs = list_outputs(outputs);
     for (size_t o = 0; o < n_outputs; o++) {
       for (size_t i = 0; outputs[o].data && i < n_inputs; i++)
         if (inputs[i].data && (inputs[i].data != fixture.offsets || fixture.rules.offsets))
@@ -486,9 +468,9 @@ static void outputs_overlap_no_sinks_of_the_layer(void **state) {
   for (int others = 0; others < 2; others++) {
     float sinks[H] = {0}, own[H] = {1.0F};
     baseline_build(LAYER_RULES);
-    region outputs[4];
+    baseline_region outputs[4];
     const size_t n_outputs = list_outputs(outputs);
-    const region layers = {"the layer's sinks", sinks, sizeof sinks};
+    const baseline_region layers = {"the layer's sinks", sinks, sizeof sinks};
     fixture.matrices.sinks = sinks;
     fixture.rules.sinks = others ? own : NULL;
     for (size_t o = 0; o < n_outputs; o++)

@@ -534,6 +534,115 @@ static void ranges_are_bounded(void **state) {
     assert_int_equal(guarded.fence[i], 0x5a);
 }
 
+/* Rows of one array and of another, in floats from one address. */
+typedef struct placed_rows {
+  int64_t at, width;
+  mha_step steps[MHA_MAX_STEPS];
+} placed_rows;
+
+static mha_status place(const placed_rows *a, const placed_rows *b, mha_error *error) {
+  static const float numbers[1000];
+  const placed_rows *both[] = {a, b};
+  const char *names[] = {"first", "second"};
+  mha_address_ranges ranges = {.n = 0};
+  mha_status status = MHA_OK;
+  for (int k = 0; !status && k < 2; k++) {
+    const placed_rows *p = both[k];
+    int64_t elements = p->width;
+    for (int i = 0; i < MHA_MAX_STEPS; i++)
+      elements += p->steps[i].count > 1 ? (p->steps[i].count - 1) * p->steps[i].stride : 0;
+    status = mha_ranges_add(&ranges, names[k], numbers + 100 + p->at, elements, sizeof(float), true,
+                            error);
+    if (!status)
+      mha_ranges_have_steps(&ranges, names[k], p->steps, MHA_MAX_STEPS, p->width);
+  }
+  return status ? status : mha_ranges_check(&ranges, error);
+}
+
+/* Whichever is added first. */
+static void expect_placed(const placed_rows *a, const placed_rows *b, bool apart) {
+  for (int turn = 0; turn < 2; turn++) {
+    mha_error error = {0};
+    test_note("%d wide at %d, %d wide at %d, turn %d", (int)a->width, (int)a->at, (int)b->width,
+              (int)b->at, turn);
+    const mha_status status = place(turn ? b : a, turn ? a : b, &error);
+    if (apart)
+      test_expect(status, MHA_OK, &error);
+    else
+      expect_message(status, MHA_ERROR_OVERLAP, &error, turn ? "first" : "second");
+  }
+  test_note("%s", "");
+}
+
+static void rows_side_by_side(void **state) {
+  const placed_rows a = {0, 4, {{5, 10}}};
+  const struct {
+    placed_rows b;
+    bool apart;
+  } rows[] = {{{4, 6, {{5, 10}}}, true},   /* right behind, up to the next row */
+              {{4, 7, {{5, 10}}}, false},  /* one column too many: into the next row */
+              {{3, 2, {{5, 10}}}, false},  /* one column of the other's */
+              {{5, 2, {{4, 10}}}, true},   /* fewer rows */
+              {{24, 6, {{5, 10}}}, true},  /* from the third row on */
+              {{26, 4, {{5, 10}}}, true},  /* up to the next row's beginning */
+              {{26, 5, {{5, 10}}}, false}, /* and into it */
+              {{-6, 6, {{5, 10}}}, true},  /* begins before */
+              {{-5, 5, {{5, 10}}}, true},  /* likewise, with room in front */
+              {{-5, 6, {{5, 10}}}, false}, /* reaches the first column */
+              {{4, 5, {{5, 11}}}, false},  /* another period */
+              {{4, 5, {{9, 5}}}, false},   /* no gaps */
+              {{4, 6, {{1, 10}}}, false},  /* a single row has none */
+              {{50, 40, {{1, 0}}}, true},  /* behind all of it */
+              {{4, 2, {{5, 20}}}, false}}; /* a period twice as long is another one */
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++)
+    expect_placed(&a, &rows[i].b, rows[i].apart);
+}
+
+/* Several dimensions: what they have in common may be the gaps of any of them. */
+static void blocks_side_by_side(void **state) {
+  const struct {
+    placed_rows a, b;
+    bool apart;
+  } rows[] = {/* [2][3][2][4] next to itself: in rows of 8 in 24, entries of 72 */
+              {{0, 4, {{2, 72}, {3, 24}, {2, 4}}}, {8, 4, {{2, 72}, {3, 24}, {2, 4}}}, true},
+              {{0, 4, {{2, 72}, {3, 24}, {2, 4}}}, {7, 4, {{2, 72}, {3, 24}, {2, 4}}}, false},
+              {{0, 4, {{2, 72}, {3, 24}, {2, 4}}}, {17, 4, {{2, 72}, {3, 24}, {2, 4}}}, false},
+              /* in any order of the dimensions */
+              {{0, 4, {{2, 4}, {2, 72}, {3, 24}}}, {16, 4, {{3, 24}, {2, 4}, {2, 72}}}, true},
+              /* heads alternate */
+              {{0, 4, {{2, 24}, {3, 8}}}, {4, 4, {{2, 24}, {3, 8}}}, true},
+              {{0, 4, {{2, 24}, {3, 8}}}, {5, 4, {{2, 24}, {3, 8}}}, false},
+              /* entries alternate, whose rows have gaps that are not the other's */
+              {{0, 4, {{2, 40}, {3, 6}}}, {20, 4, {{2, 40}, {3, 6}}}, true},
+              {{0, 4, {{2, 40}, {3, 6}}}, {24, 4, {{2, 40}, {3, 6}}}, true},
+              {{0, 4, {{2, 40}, {3, 6}}}, {25, 4, {{2, 40}, {3, 6}}}, false},
+              /* the longer stride is no multiple: rows of one entry lie in gaps of another's */
+              {{0, 4, {{2, 43}, {9, 10}}}, {5, 4, {{2, 43}, {9, 10}}}, false}};
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++)
+    expect_placed(&rows[i].a, &rows[i].b, rows[i].apart);
+}
+
+/* Steps belong to the array that was added last; one that was left out has none. */
+static void steps_of_an_array_that_was_not_added(void **state) {
+  static const float numbers[1];
+  const mha_step step = {5, 10};
+  const char *name = "there";
+  mha_address_ranges ranges = {.n = 0};
+  mha_error error = {0};
+  (void)state;
+  mha_ranges_have_steps(&ranges, name, &step, 1, 4);
+  assert_int_equal(ranges.n, 0);
+  test_expect(mha_ranges_add(&ranges, name, numbers, 44, sizeof(float), true, &error), MHA_OK,
+              &error);
+  test_expect(mha_ranges_add(&ranges, "missing", NULL, 44, sizeof(float), true, &error), MHA_OK,
+              &error);
+  mha_ranges_have_steps(&ranges, "missing", &step, 1, 4);
+  for (int k = 0; k < MHA_MAX_STEPS; k++)
+    assert_int_equal(ranges.items[0].gaps[k].period, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(an_older_callers_struct_is_not_overwritten),
@@ -553,6 +662,9 @@ int main(void) {
       cmocka_unit_test(strides_of_rows_masks_and_matrices),
       cmocka_unit_test(strides_of_ready_rows),
       cmocka_unit_test(ranges_are_bounded),
+      cmocka_unit_test(rows_side_by_side),
+      cmocka_unit_test(blocks_side_by_side),
+      cmocka_unit_test(steps_of_an_array_that_was_not_added),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
