@@ -544,7 +544,8 @@ static void same_live_rows(const float *copy, int64_t queries, int64_t keys) {
   }
 }
 
-static void check_cut(bool core, bool kept) {
+/* Two key heads, which tasks share, or eight, each a task of its own. */
+static void check_cut(int64_t heads, bool core, bool kept) {
   enum { LQ = 1100, LK = 900, QUERIES = 13, KEYS = 21 };
   test_pool pool = {0};
   mha_error error;
@@ -552,7 +553,7 @@ static void check_cut(bool core, bool kept) {
                                                     .core = core,
                                                     .Lq = LQ,
                                                     .Lk = LK,
-                                                    .H = 2,
+                                                    .H = heads,
                                                     .d = 4,
                                                     .query_lengths = true,
                                                     .key_lengths = true},
@@ -589,8 +590,8 @@ static void check_cut(bool core, bool kept) {
 
 static void rows_beyond_a_length_are_not_touched(void **state) {
   (void)state;
-  for (int variant = 0; variant < 4; variant++)
-    check_cut(variant & 1, variant & 2);
+  for (int variant = 0; variant < 8; variant++)
+    check_cut(variant & 4 ? 8 : 2, variant & 1, variant & 2);
 }
 
 /* ---- The trace ------------------------------------------------------------------------------- */
