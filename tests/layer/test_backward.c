@@ -276,12 +276,59 @@ static void gradients_of_a_converted_layer(void **state) {
   }
 }
 
+/* A tape that was filled by a longer call, then by a shorter one, then by the longer one again. */
+static void a_tape_is_filled_again(void **state) {
+  const int64_t lengths[] = {20, 7, 20};
+  (void)state;
+  test_back_build(&back, &(test_back_case){.forward = {.seed = 6,
+                                                       .Lq = 20,
+                                                       .Lk = 15,
+                                                       .H = 4,
+                                                       .G = 2,
+                                                       .d = 6,
+                                                       .biases = TEST_ALL,
+                                                       .norm = MHA_NORM_PER_HEAD,
+                                                       .rope = MHA_ROPE_HALVES},
+                                           .kept = true});
+  for (size_t k = 0; k < COUNT(lengths); k++) {
+    mha_tape *tape = back.tape;
+    back.f.args.query_length = lengths[k];
+    test_back_forward(&back);
+    test_back_run(&back);
+    float *first = test_back_copy(&back);
+    back.tape = NULL;
+    test_back_run(&back);
+    test_back_same(&back, first, NULL, NULL);
+    if (lengths[k] == 20)
+      test_back_judge(&back);
+    back.tape = tape;
+    free(first);
+  }
+  test_back_release(&back);
+}
+
+static void large_heads(void **state) {
+  const int64_t large[] = {96, 128, 200, 256};
+  (void)state;
+  for (size_t i = 0; i < (test_small() ? 1 : COUNT(large)); i++)
+    test_back_check(&(test_back_case){.forward = {.seed = i,
+                                                  .Lq = 40,
+                                                  .H = 2,
+                                                  .d = large[i],
+                                                  .Eq = 100,
+                                                  .source = TEST_SELF,
+                                                  .rope = MHA_ROPE_INTERLEAVED,
+                                                  .biases = TEST_ALL},
+                                      .kept = i % 2});
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_norm_and_rope),    cmocka_unit_test(every_way_to_lay_weights),
       cmocka_unit_test(every_matrix_absent),    cmocka_unit_test(wide_layers_and_many_rows),
       cmocka_unit_test(long_sequences),         cmocka_unit_test(nothing_to_do),
       cmocka_unit_test(gradients_in_one_block), cmocka_unit_test(gradients_of_a_converted_layer),
+      cmocka_unit_test(a_tape_is_filled_again), cmocka_unit_test(large_heads),
       cmocka_unit_test(random_layers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
