@@ -241,7 +241,6 @@ static mha_status back_queries(mha_back *back, int64_t h, int64_t i, int64_t n) 
   const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
   const mha_visibility *v = &core->visibility;
-  const mha_range all = {i, i + n};
   mha_back_take_queries(back, h, i, n);
   memset(back->d_q, 0, (size_t)(n * core->d) * sizeof(float));
   mha_tile_walk walk = mha_walk_visible(v, &core->cut, back->b, i, back->live);
@@ -253,7 +252,8 @@ static mha_status back_queries(mha_back *back, int64_t h, int64_t i, int64_t n) 
     if (!status)
       status = add_products(back, walk.rows, walk.keys);
   }
-  deliver(call, &call->q, call->accumulate_heads, back->b, mha_query_start(v, back->b), all, h,
+  const mha_range rows = {i, i + (call->accumulate_heads ? back->live : n)};
+  deliver(call, &call->q, call->accumulate_heads, back->b, mha_query_start(v, back->b), rows, h,
           back->d_q, core->d);
   return status;
 }
@@ -288,9 +288,11 @@ static void deliver_keys(const mha_back *back, int64_t share) {
   const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
   const int64_t start = mha_key_start(&core->visibility, back->b);
-  const mha_range rows = {0, rows_of(&core->visibility, back->b, true)};
   const bool is_shared = call->cut.shares > 1;
   const bool add = call->accumulate_heads && !is_shared;
+  /* rows beyond a length keep what is there */
+  const mha_range rows = {0, add ? mha_key_count(&core->visibility, back->b)
+                                 : rows_of(&core->visibility, back->b, true)};
   mha_gradient_heads k = call->k;
   mha_gradient_heads v = call->v;
   if (is_shared && k.data)
@@ -343,7 +345,9 @@ static mha_status share_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = &call->core;
   const int64_t b = index / core->G;
   const int64_t g = index % core->G;
-  const int64_t n = rows_of(&core->visibility, b, true);
+  const mha_visibility *v = &core->visibility;
+  /* rows beyond a length keep what is there */
+  const int64_t n = call->accumulate_heads ? mha_key_count(v, b) : rows_of(v, b, true);
   for (int64_t j = 0; j < n; j++) {
     if (call->k.data)
       add_shares(call, &call->k, call->shared_k, b, g, j, core->d);
