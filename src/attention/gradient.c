@@ -43,7 +43,7 @@ static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
   if (groups >= MHA_BACK_TASKS || groups == 0)
     return cut;
   const int64_t heads = s->B * mha_min(s->H, MHA_BACK_TASKS);
-  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut().queries);
+  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut(s).queries);
   cut.heads = 1;
   cut.chunks = mha_min(divide_up(MHA_BACK_TASKS, heads), tiles);
   cut.shares = group * cut.chunks;
@@ -64,7 +64,7 @@ static int64_t most_tasks(const mha_cut_sizes *s) {
   int64_t tasks = 0;
   int64_t most = INT64_MAX;
   if (mha_multiply(s->B, s->H, &tasks) &&
-      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut().queries) + 1, &tasks))
+      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut(s).queries) + 1, &tasks))
     most = tasks;
   return most;
 }
@@ -96,7 +96,7 @@ mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *s, int32_t n_threads
 void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratch *at) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(&call->core);
   mha_layout layout = {0};
-  call->core.cut = mha_back_cut();
+  call->core.cut = mha_back_cut(&sizes);
   call->cut = cut_call(&sizes);
   call->shared_k = (float *)(void *)(arena + at->shared_k);
   call->shared_v = (float *)(void *)(arena + at->shared_v);

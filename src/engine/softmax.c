@@ -154,27 +154,13 @@ static inline float gradient_of(float gradient, float weight, float dot) {
   return weight == 0.0f || fabsf(g) < FLT_MIN ? 0.0f : g; /* likewise */
 }
 
-MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
-                                       float max, float share, float dot) {
-  double lanes[MHA_LANES] = {0};
-  double sum = 0.0;
-  int64_t j = 0;
-  for (; j + MHA_LANES <= n; j += MHA_LANES)
-    for (int k = 0; k < MHA_LANES; k++) {
-      const float weight = weight_of(scores[j + k], max, share);
-      const float g = gradient_of(gradient[j + k], weight, dot);
-      scores[j + k] = weight;
-      gradient[j + k] = g;
-      lanes[k] += (double)g;
-    }
-  for (; j < n; j++) {
-    scores[j] = weight_of(scores[j], max, share);
-    gradient[j] = gradient_of(gradient[j], scores[j], dot);
-    sum += (double)gradient[j];
+MHA_CLONES void mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
+                                     float max, float share, float dot) {
+  for (int64_t j = 0; j < n; j++) {
+    const float weight = weight_of(scores[j], max, share);
+    scores[j] = weight;
+    gradient[j] = gradient_of(gradient[j], weight, dot);
   }
-  for (int k = 0; k < MHA_LANES; k++)
-    sum += lanes[k];
-  return sum;
 }
 
 MHA_CLONES void mha_row_lower(float *row, int64_t n, float factor) {
@@ -240,6 +226,24 @@ MHA_CLONES bool mha_row_is_finite(const float *row, int64_t n) {
   float sum = 0.0f;
   for (; j < n; j++)
     sum += row[j] - row[j];
+  for (int k = 0; k < MHA_LANES; k++)
+    sum += lanes[k];
+  return sum == 0.0f;
+}
+
+MHA_CLONES bool mha_row_copy_finite(float *restrict copy, const float *restrict row, int64_t n) {
+  float lanes[MHA_LANES] = {0};
+  float sum = 0.0f;
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      copy[j + k] = row[j + k];
+      lanes[k] += row[j + k] - row[j + k]; /* as below */
+    }
+  for (; j < n; j++) {
+    copy[j] = row[j];
+    sum += row[j] - row[j];
+  }
   for (int k = 0; k < MHA_LANES; k++)
     sum += lanes[k];
   return sum == 0.0f;
