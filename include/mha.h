@@ -1295,11 +1295,13 @@ MHA_API MHA_MUST_CHECK mha_status mha_tape_reserve(mha_tape *tape, const mha_wei
 
 /**
  * What comes from above, and the gradients that are wanted: each NULL = not wanted. A gradient lies
- * as the thing itself: strides, orientation and leading dimension are the same, its numbers are
- * float32 whatever the type of the thing, and what lies between its rows is not touched. Gradients
- * overlap nothing else that the call reads or writes, and no two elements of one share an address.
- * Two gradients may lie within one block where their strides keep them apart: those of matrices as
- * columns of it, those of inputs as parts of its rows, as in [B][L][3][H][d].
+ * as the thing itself: strides, orientation and leading dimension are the same (of a matrix those
+ * that mha_weights_create was given, also where it copied; of a layer that was loaded or converted
+ * those that mha_weights_matrices shows), its numbers are float32 whatever the type of the thing,
+ * and what lies between its rows is not touched. Gradients overlap nothing else that the call reads
+ * or writes, and no two elements of one share an address. Two gradients may lie within one block
+ * where their strides keep them apart: those of matrices as columns of it, those of inputs as parts
+ * of its rows, as in [B][L][3][H][d].
  */
 typedef struct mha_backward_args {
   size_t struct_size;      /**< set by MHA_INIT */

@@ -70,9 +70,10 @@ static mha_status add_input(mha_backward_call *c, const char *name, const float 
 static mha_status add_matrix(mha_backward_call *c, const char *name, const float *gradient,
                              const mha_projection *p, mha_error *error) {
   mha_address_ranges *ranges = &c->forward.ranges;
-  const int64_t elements = (p->in - 1) * p->in_stride + (p->out - 1) * p->out_stride + 1;
-  const bool by_in = p->out_stride == 1;
-  const mha_step row = {by_in ? p->in : p->out, by_in ? p->in_stride : p->out_stride};
+  const bool by_in = c->forward.weights->orientation != MHA_OUT_IN;
+  const mha_projection g = mha_projection_gradient(p, by_in);
+  const int64_t elements = (p->in - 1) * g.in_stride + (p->out - 1) * g.out_stride + 1;
+  const mha_step row = {by_in ? p->in : p->out, p->given_ld};
   const mha_status status =
       mha_ranges_add(ranges, name, gradient, elements, sizeof(float), true, error);
   if (!status)

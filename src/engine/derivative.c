@@ -20,29 +20,6 @@ static inline double add_lanes(const double lanes[LANES], double rest) {
   return sum;
 }
 
-static inline float softmax_back(float gradient, float weight, float dot) {
-  const float g = flushed(weight * (gradient - dot));
-  return weight == 0.0f ? 0.0f : g;
-}
-
-MHA_CLONES double mha_row_softmax_back(float *restrict gradient, const float *restrict weights,
-                                       float dot, int64_t n) {
-  double lanes[LANES] = {0};
-  double rest = 0.0;
-  int64_t j = 0;
-  for (; j + LANES <= n; j += LANES)
-    for (int k = 0; k < LANES; k++) {
-      const float g = softmax_back(gradient[j + k], weights[j + k], dot);
-      gradient[j + k] = g;
-      lanes[k] += (double)g;
-    }
-  for (; j < n; j++) {
-    gradient[j] = softmax_back(gradient[j], weights[j], dot);
-    rest += (double)gradient[j];
-  }
-  return add_lanes(lanes, rest);
-}
-
 MHA_CLONES double mha_row_sum(const float *row, int64_t n) {
   double lanes[LANES] = {0};
   double rest = 0.0;

@@ -9,10 +9,6 @@
  * since subnormal ones would slow the product that follows. Sums are double, in the same partial
  * sums on every instruction set. */
 
-/* gradient[j] = weights[j]·(gradient[j] - dot), the derivative of the softmax; 0 where the weight
- * is 0, whatever the gradient holds. Returns their sum. */
-double mha_row_softmax_back(float *gradient, const float *weights, float dot, int64_t n);
-
 /* gradient[j] *= 1 - (capped[j]/cap)², the derivative of cap·tanh(s/cap) by what it gave. A
  * gradient of 0 stays 0. */
 void mha_row_softcap_back(float *gradient, const float *capped, float cap, int64_t n);

@@ -143,12 +143,38 @@ MHA_CLONES float mha_row_exp_max(float *row, int64_t n, float factor, float max,
   return sum + sums[0];
 }
 
-MHA_CLONES void mha_row_weights(float *row, int64_t n, float max, float share) {
-  for (int64_t j = 0; j < n; j++) {
-    const float x = row[j] - max;
-    const float weight = exponential(x > 0.0f ? 0.0f : x) * share;
-    row[j] = row[j] == -INFINITY || weight < FLT_MIN ? 0.0f : weight; /* NaN stays */
+static inline float weight_of(float score, float max, float share) {
+  const float x = score - max;
+  const float weight = exponential(x > 0.0f ? 0.0f : x) * share;
+  return score == -INFINITY || weight < FLT_MIN ? 0.0f : weight; /* NaN stays */
+}
+
+static inline float gradient_of(float gradient, float weight, float dot) {
+  const float g = weight * (gradient - dot);
+  return weight == 0.0f || fabsf(g) < FLT_MIN ? 0.0f : g; /* likewise */
+}
+
+MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
+                                       float max, float share, float dot) {
+  double lanes[MHA_LANES] = {0};
+  double sum = 0.0;
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      const float weight = weight_of(scores[j + k], max, share);
+      const float g = gradient_of(gradient[j + k], weight, dot);
+      scores[j + k] = weight;
+      gradient[j + k] = g;
+      lanes[k] += (double)g;
+    }
+  for (; j < n; j++) {
+    scores[j] = weight_of(scores[j], max, share);
+    gradient[j] = gradient_of(gradient[j], scores[j], dot);
+    sum += (double)gradient[j];
   }
+  for (int k = 0; k < MHA_LANES; k++)
+    sum += lanes[k];
+  return sum;
 }
 
 MHA_CLONES void mha_row_lower(float *row, int64_t n, float factor) {

@@ -23,9 +23,15 @@ float mha_row_exp(float *row, int64_t n, float factor, float max);
  * mha_row_max would have found. */
 float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *largest);
 
-/* row[j] = exp(row[j] - max)·share, the weight of a score: 0 where the score is -inf or the weight
- * below the smallest normal number. A score above max counts as max. */
-void mha_row_weights(float *row, int64_t n, float max, float share);
+/* The weights of a row of scores and the derivative of the softmax by them:
+ *
+ *   weight = exp(score - max)·share,  gradient = weight·(gradient - dot)
+ *
+ * in place of scores and gradient, and returns the sum of the gradients. 0 are the weights of hidden
+ * keys and those below the smallest normal number, and the gradients of such weights, whatever came;
+ * a score above max counts as max. */
+double mha_row_softmax_back(float *scores, float *gradient, int64_t n, float max, float share,
+                            float dot);
 
 /* row[j] *= factor, but 0 where that is below the smallest normal number. */
 void mha_row_lower(float *row, int64_t n, float factor);

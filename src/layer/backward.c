@@ -169,12 +169,16 @@ static mha_status weights_back(const mha_backward_call *c) {
   const mha_live_rows queries = mha_forward_live_queries(f);
   const mha_live_rows keys = mha_forward_live_keys(f);
   const mha_back_scratch *s = &c->scratch;
+  const bool in_out = w->orientation != MHA_OUT_IN;
+  const mha_projection query = mha_projection_gradient(&w->query, in_out);
+  const mha_projection key = mha_projection_gradient(&w->key, in_out);
+  const mha_projection value = mha_projection_gradient(&w->value, in_out);
+  const mha_projection output = mha_projection_gradient(&w->output, in_out);
   const mha_weight_gradient all[] = {
-      {&w->query, f->args.query, s->d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq, NULL},
-      {&w->key, f->args.key, s->d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk, key_sums(c)},
-      {&w->value, f->args.value, s->d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv, NULL},
-      {&w->output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo,
-       NULL}};
+      {&query, f->args.query, s->d_q, f->query, f->q, queries, false, a->d_wq, a->d_bq, NULL},
+      {&key, f->args.key, s->d_k, f->key, f->k, keys, false, a->d_wk, a->d_bk, key_sums(c)},
+      {&value, f->args.value, s->d_v, f->value, f->v, keys, false, a->d_wv, a->d_bv, NULL},
+      {&output, c->kept->concat, a->dy, f->concat, c->dy, queries, true, a->d_wo, a->d_bo, NULL}};
   return mha_weight_gradients(f->context, all, 4, a->accumulate != 0, c->scratch.panels);
 }
 

@@ -103,7 +103,7 @@ static void set_projection(const matrix_entry *e, int32_t orientation, const voi
                            int32_t element, const float *bias, int64_t ld) {
   const bool in_out = orientation != MHA_OUT_IN;
   const mha_projection p = {data, element, bias, e->in, e->out, in_out ? ld : 1, in_out ? 1 : ld,
-                            NULL};
+                            NULL, 0};
   *e->projection = p;
 }
 
@@ -287,6 +287,9 @@ mha_status mha_weights_create_as(const mha_config *config, const mha_matrices *m
     for (int k = 0; k < N_VECTORS; k++)
       copy_vector(&vectors[k], memory, &layout);
   }
+  for (int k = 0; k < N_MATRICES; k++)
+    entries[k].projection->given_ld =
+        kept == MHA_AS_GIVEN ? entries[k].ld : matrix_columns(&entries[k], m.orientation);
   for (int k = 0; pack && k < N_MATRICES; k++)
     pack_matrix(&entries[k], memory, &layout);
   layer.rope_frequencies =

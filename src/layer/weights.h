@@ -16,12 +16,25 @@ typedef struct mha_projection {
   int64_t in, out;
   int64_t in_stride, out_stride; /* distance between neighbours along each dimension; one is 1 */
   const float *packed;           /* the matrix once more, for kernels, or NULL; see packed.h */
+  int64_t given_ld; /* the caller's, also where the matrix is a copy without gaps: its gradient's */
 } mha_projection;
 
 /* The matrix as it is stored, [in][out]; it is not NULL. */
 static inline mha_stored mha_projection_matrix(const mha_projection *p) {
   const mha_stored matrix = {p->matrix, p->element, p->in, p->out, p->in_stride, p->out_stride};
   return matrix;
+}
+
+/* The gradient of a matrix, as the caller's matrix lies: its sizes and strides alone. Rows of one
+ * number without gaps, [out][1], are one row [1][out]: a product's result needs a leading dimension
+ * of at least its columns. */
+static inline mha_projection mha_projection_gradient(const mha_projection *p, bool in_out) {
+  mha_projection gradient = {.in = p->in, .out = p->out, .in_stride = 1, .out_stride = p->given_ld};
+  if (in_out || p->given_ld == 1) {
+    gradient.in_stride = in_out ? p->given_ld : p->out;
+    gradient.out_stride = 1;
+  }
+  return gradient;
 }
 
 /* The way back of it, dx = dy·Wᵀ, as a projection: Wᵀ is W seen with its strides exchanged. */

@@ -142,19 +142,19 @@ float *test_at(const test_view *view, int64_t b, int64_t i, int64_t h, int64_t c
   return view->data + b * view->batch_stride + i * view->row_stride + h * view->head_stride + c;
 }
 
-static test_view make_view_of(test_fixture *f, int32_t type, int64_t length, int64_t heads,
-                              int64_t size) {
+test_view test_make_view(test_fixture *f, test_layout layout, int32_t type, int64_t length,
+                         int64_t heads, int64_t size) {
   const int64_t batch = f->c.packed ? 1 : f->c.B, block = test_block_of(type);
   test_view v = {NULL, batch, length, heads, size, 0, heads * size, size, 0, type, NULL};
   v.batch_stride = length * v.row_stride;
-  if (f->c.layout == TEST_PADDED) {
+  if (layout == TEST_PADDED) {
     v.head_stride = heads > 1 ? size + block : size;
     v.row_stride = heads * v.head_stride + 3 * block;
     v.batch_stride = length * v.row_stride + 5 * block;
-  } else if (f->c.layout == TEST_LENGTH_FIRST) {
+  } else if (layout == TEST_LENGTH_FIRST) {
     v.batch_stride = heads * size;
     v.row_stride = batch * v.batch_stride;
-  } else if (f->c.layout == TEST_HEAD_FIRST) {
+  } else if (layout == TEST_HEAD_FIRST) {
     v.row_stride = size;
     v.head_stride = length * size;
   }
@@ -164,6 +164,11 @@ static test_view make_view_of(test_fixture *f, int32_t type, int64_t length, int
   v.data = test_pool_floats(&f->pool, v.floats);
   v.stored = stored_room(f, type, v.floats);
   return v;
+}
+
+static test_view make_view_of(test_fixture *f, int32_t type, int64_t length, int64_t heads,
+                              int64_t size) {
+  return test_make_view(f, f->c.layout, type, length, heads, size);
 }
 
 static test_view make_view(test_fixture *f, int64_t length, int64_t heads, int64_t size) {
@@ -361,20 +366,20 @@ static void build_lengths(test_fixture *f) {
     f->offsets[b] = c->offset + (c->offset_each ? test_random_range(&f->random, -3, 3) : 0);
 }
 
-static bool reads_query(const test_fixture *f, int64_t b, int64_t i) {
+bool test_reads_query(const test_fixture *f, int64_t b, int64_t i) {
   if (f->query_starts)
     return i < f->query_starts[f->c.B];
   return !f->query_lengths || i < f->query_lengths[b];
 }
 
-static bool reads_key(const test_fixture *f, int64_t b, int64_t i) {
+bool test_reads_key(const test_fixture *f, int64_t b, int64_t i) {
   if (f->key_starts)
     return i < f->key_starts[f->c.B];
   return !f->key_lengths || i < f->key_lengths[b];
 }
 
 static bool reads_either(const test_fixture *f, int64_t b, int64_t i) {
-  return reads_query(f, b, i) || reads_key(f, b, i);
+  return test_reads_query(f, b, i) || test_reads_key(f, b, i);
 }
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
@@ -644,19 +649,19 @@ static void attend_arguments(test_fixture *f) {
 static void build_inputs(test_fixture *f) {
   const test_case *c = &f->c;
   f->query = c->core ? make_view(f, c->Lq, c->H, c->d) : make_view(f, c->Lq, 1, c->Eq);
-  fill_view(f, &f->query, c->source == TEST_SELF ? reads_either : reads_query);
+  fill_view(f, &f->query, c->source == TEST_SELF ? reads_either : test_reads_query);
   f->key = f->query;
   if (c->source != TEST_SELF) {
     f->key =
         c->core ? make_view_of(f, c->k_type, c->Lk, c->G, c->d) : make_view(f, c->Lk, 1, c->Ek);
-    fill_view(f, &f->key, reads_key);
+    fill_view(f, &f->key, test_reads_key);
     test_store(&f->key);
   }
   f->value = f->key;
   if (c->source == TEST_CROSS) {
     f->value =
         c->core ? make_view_of(f, c->v_type, c->Lk, c->G, c->dv) : make_view(f, c->Lk, 1, c->Ev);
-    fill_view(f, &f->value, reads_key);
+    fill_view(f, &f->value, test_reads_key);
     test_store(&f->value);
   }
 }

@@ -161,6 +161,12 @@ void test_poison_results(test_fixture *fixture);
 /* The call alone, with weights and context made elsewhere (weights NULL for mha_attend). */
 mha_status test_call(test_fixture *fixture, mha_context *context, const mha_weights *weights,
                      mha_error *error);
+/* A poisoned tensor of the fixture's batch, in its pool. */
+test_view test_make_view(test_fixture *fixture, test_layout layout, int32_t type, int64_t length,
+                         int64_t heads, int64_t size);
+/* Whether row i of entry b is within the entry's length, or in a packed sequence. */
+bool test_reads_query(const test_fixture *fixture, int64_t b, int64_t i);
+bool test_reads_key(const test_fixture *fixture, int64_t b, int64_t i);
 /* Creates weights and context, poisons, calls, destroys; expects MHA_OK, no leak and untouched
  * gaps. */
 void test_run(test_fixture *fixture);
