@@ -6,9 +6,10 @@
  *   dF = P∘(dP - D), D_i = Σ_c dO_ic·O_ic          ("FlashAttention", 2022)
  *   dS = dF∘(1 - (capped/c)²)
  *
- * 0·NaN is NaN, so a number that is not finite would reach what does not see it. Where a head has
- * one, rows of Q, K, V and dO with such numbers are replaced by 0 in copies: a query that meets one
- * is bad, takes no part in products, and its gradients become NaN where it sees. */
+ * Five products meet the rows of a head, three of them several times, so they are gathered: a
+ * head's rows lie apart, which the BLAS would pay for whenever it packs them. It is also the place
+ * where numbers that are not finite are taken out: 0·NaN is NaN and would reach what does not see
+ * it. A query that meets one takes no part in products; its gradients become NaN where it sees. */
 #include "back.h"
 
 #include "dropout.h"
@@ -19,11 +20,12 @@
 #include <math.h>
 #include <string.h>
 
+/* Larger tiles are packed less often, smaller ones stay in a cache. */
 #ifndef MHA_BACK_QUERIES
-#define MHA_BACK_QUERIES MHA_QUERY_TILE
+#define MHA_BACK_QUERIES 384
 #endif
 #ifndef MHA_BACK_KEYS
-#define MHA_BACK_KEYS MHA_KEY_TILE
+#define MHA_BACK_KEYS 384
 #endif
 _Static_assert(MHA_EDGE_TILE <= MHA_BACK_KEYS, "the scratch of a task holds MHA_BACK_KEYS keys");
 
@@ -45,10 +47,16 @@ static int64_t row_stride(int64_t span) {
 mha_back_offsets mha_back_plan(const mha_cut_sizes *s, mha_layout *layout) {
   const int64_t n = mha_min(s->Lq, MHA_BACK_QUERIES);
   const int64_t keys = row_stride(s->span);
-  int64_t d = 0;
-  int64_t dv = 0;
-  layout->overflow |= !mha_add(s->d, 1, &d) || !mha_add(s->dv, 1, &dv);
   mha_back_offsets at;
+  at.k = mha_layout_add(layout, sizeof(float), s->span, s->d, 1);
+  at.v = mha_layout_add(layout, sizeof(float), s->span, s->dv, 1);
+  at.d_k = mha_layout_add(layout, sizeof(float), s->span, s->d, 1);
+  at.d_v = mha_layout_add(layout, sizeof(float), s->span, s->dv, 1);
+  at.q = mha_layout_add(layout, sizeof(float), n, s->d, 1);
+  at.dy = mha_layout_add(layout, sizeof(float), n, s->dv, 1);
+  at.d_q = mha_layout_add(layout, sizeof(float), n, s->d, 1);
+  at.bad_keys = mha_layout_add(layout, 1, s->span, 1, 1);
+  at.bad_queries = mha_layout_add(layout, 1, n, 1, 1);
   at.weights = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.gradient = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.dots = mha_layout_add(layout, sizeof(float), n, 1, 1);
@@ -56,12 +64,6 @@ mha_back_offsets mha_back_plan(const mha_cut_sizes *s, mha_layout *layout) {
   at.totals = mha_layout_add(layout, sizeof(double), n, 1, 1);
   at.capped = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.factors = mha_layout_add(layout, sizeof(float), keys, 1, 1);
-  at.keys = mha_layout_add(layout, sizeof(float), keys, d, 1);
-  at.values = mha_layout_add(layout, sizeof(float), keys, dv, 1);
-  at.queries = mha_layout_add(layout, sizeof(float), n, d, 1);
-  at.dy = mha_layout_add(layout, sizeof(float), n, dv, 1);
-  at.bad_queries = mha_layout_add(layout, 1, n, 1, 1);
-  at.bad_keys = mha_layout_add(layout, 1, keys, 1, 1);
   return at;
 }
 
@@ -70,6 +72,15 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
   char *base = call->scratch + (size_t)worker * call->scratch_bytes;
   const mha_back back = {.call = call,
                          .stage = stage,
+                         .k = (void *)(base + at->k),
+                         .v = (void *)(base + at->v),
+                         .q = (void *)(base + at->q),
+                         .dy = (void *)(base + at->dy),
+                         .d_k = (void *)(base + at->d_k),
+                         .d_v = (void *)(base + at->d_v),
+                         .d_q = (void *)(base + at->d_q),
+                         .bad_keys = (void *)(base + at->bad_keys),
+                         .bad_queries = (void *)(base + at->bad_queries),
                          .weights = (void *)(base + at->weights),
                          .gradient = (void *)(base + at->gradient),
                          .stride = row_stride(mha_key_span(&call->core.visibility)),
@@ -77,145 +88,104 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
                          .sums = (void *)(base + at->sums),
                          .totals = (void *)(base + at->totals),
                          .capped = (void *)(base + at->capped),
-                         .factors = (void *)(base + at->factors),
-                         .key_room = (void *)(base + at->keys),
-                         .value_room = (void *)(base + at->values),
-                         .query_room = (void *)(base + at->queries),
-                         .dy_room = (void *)(base + at->dy),
-                         .bad_queries = (void *)(base + at->bad_queries),
-                         .bad_keys = (void *)(base + at->bad_keys)};
+                         .factors = (void *)(base + at->factors)};
   return back;
 }
 
-/* ---- rows ---- */
+/* ---- keys ---- */
+
+/* Row r of an array of any type as float32; false, and 0, if a number in it is not finite. */
+static bool gather_row(float *to, const mha_stored *rows, int64_t r) {
+  mha_numbers_widen(to, mha_element_at(rows->data, rows->element, r * rows->row_stride),
+                    rows->element, rows->columns);
+  if (mha_row_is_finite(to, rows->columns))
+    return true;
+  memset(to, 0, (size_t)rows->columns * sizeof *to);
+  return false;
+}
+
+/* A bad key is seen by bad queries alone, or weighs 0. */
+void mha_back_take_keys(mha_back *back, int64_t b, int64_t g) {
+  const mha_core *core = &back->call->core;
+  const mha_visibility *v = &core->visibility;
+  const mha_range keys = mha_present_keys(v, b);
+  const int64_t h = g * (v->H / core->G);
+  const mha_stored k_rows = mha_core_rows(core, &core->k, b, h, keys, core->d);
+  const mha_stored v_rows = mha_core_rows(core, &core->v, b, h, keys, core->dv);
+  back->b = b;
+  back->g = g;
+  back->has_bad_keys = false;
+  for (int64_t j = 0; j < keys.end; j++) {
+    const bool k_is_good = gather_row(back->k + j * core->d, &k_rows, j);
+    const bool v_is_good = gather_row(back->v + j * core->dv, &v_rows, j);
+    back->bad_keys[j] = !k_is_good || !v_is_good;
+    back->has_bad_keys |= back->bad_keys[j] != 0;
+  }
+}
+
+/* ---- queries ---- */
 
 /* dO of queries [i, i + n): [n][dv]. */
-static mha_view dy_rows(const mha_back *back, int64_t i, int64_t n) {
+static mha_stored dy_rows(const mha_back *back, int64_t i, int64_t n) {
   const mha_core *core = &back->call->core;
   const mha_heads *dy = &back->call->dy;
   const mha_visibility *v = &core->visibility;
   const int64_t first = (v->query_starts ? mha_query_start(v, back->b) * dy->row_stride
                                          : back->b * dy->batch_stride) +
                         i * dy->row_stride + back->h * dy->head_stride;
-  return mha_view_rows((const float *)dy->data + first, n, core->dv, dy->row_stride);
+  const mha_stored rows = {
+      (const float *)dy->data + first, MHA_F32, n, core->dv, dy->row_stride, 1};
+  return rows;
 }
 
-/* Keys or values of one tile as float32. */
-static mha_view key_rows(const mha_back *back, const mha_heads *heads, mha_range keys, int64_t size,
-                         float *room) {
-  const mha_stored rows = mha_core_rows(&back->call->core, heads, back->b, back->h, keys, size);
-  return mha_numbers_fetch(&rows, room);
+static mha_stored query_rows(const mha_back *back, int64_t i, int64_t n) {
+  const mha_view q = mha_core_queries(&back->call->core, back->b, back->h, i, n);
+  const mha_stored rows = {q.data, MHA_F32, q.rows, q.columns, q.row_stride, 1};
+  return rows;
 }
 
-static bool are_finite(mha_view rows) {
-  for (int64_t r = 0; r < rows.rows; r++)
-    if (!mha_row_is_finite(rows.data + r * rows.row_stride, rows.columns))
-      return false;
-  return true;
+static int64_t row_index(const mha_back *back, int64_t r) {
+  return mha_core_row_index(&back->call->core, back->b, back->h, back->i + r);
 }
 
-bool mha_back_is_clean(const mha_back *back) {
+/* D of a row that sees keys, and whether its query is bad. */
+static bool judge_query(mha_back *back, int64_t r, bool is_good) {
   const mha_core *core = &back->call->core;
-  const mha_visibility *v = &core->visibility;
-  const int64_t n = mha_query_count(v, back->b);
-  const mha_range present = mha_present_keys(v, back->b);
-  bool clean =
-      are_finite(mha_core_queries(core, back->b, back->h, 0, n)) && are_finite(dy_rows(back, 0, n));
-  for (int64_t j = present.begin; clean && j < present.end; j += MHA_BACK_KEYS) {
-    const mha_range keys = {j, mha_min(j + MHA_BACK_KEYS, present.end)};
-    clean = are_finite(key_rows(back, &core->k, keys, core->d, back->key_room)) &&
-            are_finite(key_rows(back, &core->v, keys, core->dv, back->value_room));
-  }
-  return clean;
+  const int64_t index = row_index(back, r);
+  const float dot = (float)mha_row_dot(
+      back->dy + r * core->dv, mha_core_output(core, back->b, back->h, back->i + r), core->dv);
+  const bool is_bad =
+      !is_good || !isfinite(core->row_max[index] + core->row_sum[index]) || !isfinite(dot);
+  back->dots[r] = is_bad ? NAN : dot;
+  return is_bad;
 }
 
-/* The BLAS takes the same way through a copy as through the thing itself: beyond whether there are
- * gaps between rows, bits do not depend on the leading dimension (see poison.c). */
-static mha_view copy_rows(mha_view rows, float *room) {
-  const int64_t stride = rows.row_stride == rows.columns ? rows.columns : rows.columns + 1;
-  for (int64_t r = 0; rows.data != room && r < rows.rows; r++)
-    memcpy(room + r * stride, rows.data + r * rows.row_stride, (size_t)rows.columns * sizeof *room);
-  return mha_view_rows(room, rows.rows, rows.columns, rows.data == room ? rows.row_stride : stride);
-}
-
-static void clear_row(float *room, mha_view copy, int64_t r) {
-  memset(room + r * copy.row_stride, 0, (size_t)copy.columns * sizeof *room);
-}
-
-/* ---- queries ---- */
-
-static float row_maximum(const mha_back *back, int64_t r) {
+static void take_query(mha_back *back, const mha_stored *q, const mha_stored *dy, int64_t r) {
   const mha_core *core = &back->call->core;
-  return core->row_max[mha_core_row_index(core, back->b, back->h, back->i + r)];
+  const bool sees = core->row_max[row_index(back, r)] != -INFINITY;
+  const bool q_is_good = gather_row(back->q + r * core->d, q, r);
+  const bool dy_is_good = gather_row(back->dy + r * core->dv, dy, r);
+  back->dots[r] = 0.0f;
+  back->sums[r] = back->totals[r] = 0.0;
+  back->bad_queries[r] = sees && judge_query(back, r, q_is_good && dy_is_good);
+  back->has_bad_queries |= back->bad_queries[r] != 0;
+  if (sees && !back->bad_queries[r])
+    return;
+  memset(back->q + r * core->d, 0, (size_t)core->d * sizeof(float));
+  memset(back->dy + r * core->dv, 0, (size_t)core->dv * sizeof(float));
 }
 
-static float find_dot(const mha_back *back, int64_t r) {
+void mha_back_take_queries(mha_back *back, int64_t h, int64_t i, int64_t n) {
   const mha_core *core = &back->call->core;
-  return (float)mha_row_dot(back->dy.data + r * back->dy.row_stride,
-                            mha_core_output(core, back->b, back->h, back->i + r), core->dv);
-}
-
-/* Rows of Q and dO that no product may meet become 0: of bad queries, and of those that see no key,
- * which pass nothing back. */
-static void replace_queries(mha_back *back) {
-  const mha_core *core = &back->call->core;
-  const mha_view q = copy_rows(back->q, back->query_room);
-  const mha_view dy = copy_rows(back->dy, back->dy_room);
-  for (int64_t r = 0; r < back->live; r++) {
-    const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
-    const bool sees = core->row_max[index] != -INFINITY;
-    back->bad_queries[r] = sees && (!isfinite(core->row_max[index] + core->row_sum[index]) ||
-                                    !isfinite(back->dots[r]) ||
-                                    !mha_row_is_finite(q.data + r * q.row_stride, q.columns) ||
-                                    !mha_row_is_finite(dy.data + r * dy.row_stride, dy.columns));
-    if (!sees || back->bad_queries[r]) {
-      clear_row(back->query_room, q, r);
-      clear_row(back->dy_room, dy, r);
-    }
-  }
-  back->q = q;
-  back->dy = dy;
-}
-
-void mha_back_take(mha_back *back, int64_t i, int64_t n) {
-  const mha_core *core = &back->call->core;
+  back->h = h;
   back->i = i;
   back->n = n;
   back->live = mha_max(0, mha_min(n, mha_query_count(&core->visibility, back->b) - i));
-  back->q = mha_core_queries(core, back->b, back->h, i, back->live);
-  back->dy = dy_rows(back, i, back->live);
+  back->has_bad_queries = false;
+  const mha_stored q = query_rows(back, i, back->live);
+  const mha_stored dy = dy_rows(back, i, back->live);
   for (int64_t r = 0; r < back->live; r++)
-    back->dots[r] = row_maximum(back, r) == -INFINITY ? 0.0f : find_dot(back, r);
-  memset(back->sums, 0, (size_t)back->live * sizeof *back->sums);
-  memset(back->totals, 0, (size_t)back->live * sizeof *back->totals);
-  if (!back->clean)
-    replace_queries(back);
-}
-
-/* ---- keys ---- */
-
-/* Keys and values with a number that is not finite are seen by bad queries alone, or weigh 0. */
-static void replace_keys(mha_back *back) {
-  const mha_view k = copy_rows(back->k, back->key_room);
-  const mha_view v = copy_rows(back->v, back->value_room);
-  for (int64_t j = 0; j < k.rows; j++) {
-    back->bad_keys[j] = !mha_row_is_finite(k.data + j * k.row_stride, k.columns) ||
-                        !mha_row_is_finite(v.data + j * v.row_stride, v.columns);
-    if (back->bad_keys[j]) {
-      clear_row(back->key_room, k, j);
-      clear_row(back->value_room, v, j);
-    }
-  }
-  back->k = k;
-  back->v = v;
-}
-
-static void take_keys(mha_back *back, mha_range keys) {
-  const mha_core *core = &back->call->core;
-  back->k = key_rows(back, &core->k, keys, core->d, back->key_room);
-  back->v = key_rows(back, &core->v, keys, core->dv, back->value_room);
-  if (!back->clean)
-    replace_keys(back);
+    take_query(back, &q, &dy, r);
 }
 
 /* ---- one row ---- */
@@ -242,65 +212,67 @@ static void make_bad(float *weights, float *gradient, int64_t n) {
 
 /* A shift of its scores changes no softmax, so a row of dF sums to 0, or with a sink to P_sink·D.
  * What rounding has left of that is taken from the keys of its last tile by their weights: sums
- * over many rows, such as the gradient of bk, which is 0, would show it. */
+ * over many rows, such as the gradients of Wk, would show it. */
 static void settle_sum(const mha_back *back, int64_t r, float denominator, const float *weights,
                        float *gradient, int64_t n) {
   const mha_core *core = &back->call->core;
-  const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
-  const double sink = 1.0 - (double)core->row_sum[index] / (double)denominator;
+  const double sink = 1.0 - (double)core->row_sum[row_index(back, r)] / (double)denominator;
   const double left = back->sums[r] - (core->sinks ? sink * (double)back->dots[r] : 0.0);
   const double weight = mha_row_sum(weights, n);
   if (weight > 0.0 && isfinite(left))
     mha_vector_add_scaled(gradient, weights, (float)(-left / weight), n);
 }
 
-/* From final scores and dP, both of the n keys from `first` of the tile on, to P and dF. */
-static void make_final(const mha_back *back, int64_t r, int64_t first, bool is_last, float *weights,
-                       float *gradient, int64_t n) {
+/* From final scores and dP, both of the keys `mine`, to P and dF. */
+static void make_final(const mha_back *back, int64_t r, mha_range mine, float *weights,
+                       float *gradient) {
   const mha_core *core = &back->call->core;
-  const int64_t index = mha_core_row_index(core, back->b, back->h, back->i + r);
-  const float max = core->row_max[index];
-  const float denominator = mha_core_denominator(core, back->h, max, core->row_sum[index]);
-  mha_row_weights(weights, n, max, 1.0f / denominator);
-  for (int64_t j = 0; !back->clean && j < n; j++)
-    if (back->bad_keys[first + j])
-      weights[j] = 0.0f;
-  back->sums[r] += mha_row_softmax_back(gradient, weights, back->dots[r], n);
-  if (is_last)
+  const int64_t n = mine.end - mine.begin;
+  const float max = core->row_max[row_index(back, r)];
+  const float denominator =
+      mha_core_denominator(core, back->h, max, core->row_sum[row_index(back, r)]);
+  for (int64_t j = 0; back->has_bad_keys && j < n; j++)
+    if (back->bad_keys[mine.begin + j])
+      weights[j] = -INFINITY;
+  back->sums[r] +=
+      mha_row_softmax_back(weights, gradient, n, max, 1.0f / denominator, back->dots[r]);
+  if (mine.end >= mha_visible_keys(&core->visibility, back->b, back->i + r).end)
     settle_sum(back, r, denominator, weights, gradient, n);
 }
 
-/* The scaled scores and dP of a row become weights and gradient, for the keys `mine` of it that it
- * may see, of which the first is number `first` of the tile. */
-static void turn_row(mha_back *back, int64_t r, mha_range mine, int64_t first, float *weights,
-                     float *gradient) {
+/* On from dF, where more than the scale lies between the final scores and q·k. */
+static void make_scaled(mha_back *back, int64_t r, mha_range mine, float *weights,
+                        float *gradient) {
   const mha_core *core = &back->call->core;
   const mha_visibility *v = &core->visibility;
   const int64_t n = mine.end - mine.begin;
-  const bool drops = core->dropout.threshold != 0;
-  advance(back, r, mine, weights);
-  if (!back->clean && back->bad_queries[r]) {
-    make_bad(weights, gradient, n);
-    return;
-  }
-  if (drops) {
-    mha_dropout_factors(core, back->b, back->h, back->i + r, mine, back->factors);
-    mha_row_multiply(gradient, back->factors, n);
-  }
-  make_final(back, r, first, mine.end >= mha_visible_keys(v, back->b, back->i + r).end, weights,
-             gradient, n);
-  if (back->stage == MHA_BACK_FINAL)
-    return;
+  const double own = (double)(back->i + r) + (double)mha_own_key_offset(v, back->b);
   if (v->alibi_slopes)
-    back->slope += mha_row_alibi_back(
-        gradient,
-        (float)((double)(mine.begin - back->i - r) - (double)mha_own_key_offset(v, back->b)), n);
+    back->slope += mha_row_alibi_back(gradient, (float)((double)mine.begin - own), n);
   if (core->softcap > 0.0f) {
     mha_row_softcap_back(gradient, back->capped, core->softcap, n);
     back->totals[r] += mha_row_sum(gradient, n);
   }
-  if (drops)
+  if (core->dropout.threshold != 0)
     mha_row_multiply(weights, back->factors, n);
+}
+
+/* The scaled scores and dP of a row become weights and gradient, for the keys that it may see. */
+static void turn_row(mha_back *back, int64_t r, mha_range mine, float *weights, float *gradient) {
+  const mha_core *core = &back->call->core;
+  const int64_t n = mine.end - mine.begin;
+  advance(back, r, mine, weights);
+  if (back->bad_queries[r]) {
+    make_bad(weights, gradient, n);
+    return;
+  }
+  if (core->dropout.threshold != 0) {
+    mha_dropout_factors(core, back->b, back->h, back->i + r, mine, back->factors);
+    mha_row_multiply(gradient, back->factors, n);
+  }
+  make_final(back, r, mine, weights, gradient);
+  if (back->stage == MHA_BACK_SCALED)
+    make_scaled(back, r, mine, weights, gradient);
 }
 
 static void clear_outside(float *row, mha_range keys, mha_range mine) {
@@ -309,39 +281,42 @@ static void clear_outside(float *row, mha_range keys, mha_range mine) {
 }
 
 static void finish_row(mha_back *back, int64_t r, mha_range keys) {
-  const mha_visibility *v = &back->call->core.visibility;
+  const mha_core *core = &back->call->core;
   float *weights = back->weights + r * back->stride;
   float *gradient = back->gradient + r * back->stride;
-  mha_range mine = mha_range_intersect(mha_visible_keys(v, back->b, back->i + r), keys);
-  if (mha_range_is_empty(mine) || row_maximum(back, r) == -INFINITY)
+  mha_range mine =
+      mha_range_intersect(mha_visible_keys(&core->visibility, back->b, back->i + r), keys);
+  if (mha_range_is_empty(mine) || core->row_max[row_index(back, r)] == -INFINITY)
     mine.begin = mine.end = keys.begin;
   clear_outside(weights, keys, mine);
   clear_outside(gradient, keys, mine);
   const int64_t first = mine.begin - keys.begin;
   if (!mha_range_is_empty(mine))
-    turn_row(back, r, mine, first, weights + first, gradient + first);
+    turn_row(back, r, mine, weights + first, gradient + first);
 }
 
 /* ---- one tile ---- */
 
 /* A scale of 0 is left to the rules, see mha_core_score_factor. */
-static mha_status multiply(const mha_back *back, mha_range rows) {
+static mha_status multiply(const mha_back *back, mha_range rows, mha_range keys) {
   const mha_core *core = &back->call->core;
   const int64_t n = rows.end - rows.begin;
+  const int64_t m = keys.end - keys.begin;
   const float scale = core->scale == 0.0f ? 1.0f : core->scale;
-  const mha_status status = core->engine->multiply(
-      scale, mha_view_row_block(back->q, rows.begin, n), mha_view_transposed(back->k), 0.0f,
-      back->weights + rows.begin * back->stride, back->stride);
-  if (status)
-    return status;
-  return core->engine->multiply(1.0f, mha_view_row_block(back->dy, rows.begin, n),
-                                mha_view_transposed(back->v), 0.0f,
-                                back->gradient + rows.begin * back->stride, back->stride);
+  const mha_view q = mha_view_rows(back->q + rows.begin * core->d, n, core->d, core->d);
+  const mha_view k = mha_view_rows(back->k + keys.begin * core->d, m, core->d, core->d);
+  const mha_view dy = mha_view_rows(back->dy + rows.begin * core->dv, n, core->dv, core->dv);
+  const mha_view v = mha_view_rows(back->v + keys.begin * core->dv, m, core->dv, core->dv);
+  const int64_t first = rows.begin * back->stride;
+  const mha_status status = core->engine->multiply(scale, q, mha_view_transposed(k), 0.0f,
+                                                   back->weights + first, back->stride);
+  return status ? status
+                : core->engine->multiply(1.0f, dy, mha_view_transposed(v), 0.0f,
+                                         back->gradient + first, back->stride);
 }
 
 mha_status mha_back_tile(mha_back *back, mha_range rows, mha_range keys) {
-  take_keys(back, keys);
-  const mha_status status = multiply(back, rows);
+  const mha_status status = multiply(back, rows, keys);
   for (int64_t r = rows.begin; !status && r < rows.end; r++)
     finish_row(back, r, keys);
   return status;

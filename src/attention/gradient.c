@@ -120,16 +120,13 @@ float *mha_gradient_row(const mha_gradient *call, const mha_gradient_heads *head
          row * heads->row_stride + head * heads->head_stride;
 }
 
-/* One of a group's shares, as heads; the thing itself where there is one. */
-static mha_gradient_heads share_of(const mha_gradient *call, const mha_gradient_heads *whole,
-                                   float *shared, int64_t share, int64_t size) {
+/* One of a group's shares, as heads. */
+static mha_gradient_heads share_of(const mha_gradient *call, float *shared, int64_t share,
+                                   int64_t size) {
   const mha_visibility *v = &call->core.visibility;
   const int64_t rows = (v->query_starts ? 1 : v->B) * v->Lk;
-  const int64_t shares = call->cut.shares;
-  if (!whole->data || shares == 1)
-    return *whole;
   const mha_gradient_heads heads = {shared + share * rows * size, v->Lk * size, size,
-                                    shares * rows * size};
+                                    call->cut.shares * rows * size};
   return heads;
 }
 
@@ -146,67 +143,65 @@ static void clear_rows(const mha_gradient *call, const mha_gradient_heads *heads
     memset(mha_gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
 }
 
+/* Puts dense rows where they belong, or adds them to what is there. */
+static void deliver(const mha_gradient *call, const mha_gradient_heads *heads, bool add, int64_t b,
+                    int64_t start, mha_range rows, int64_t head, const float *from, int64_t size) {
+  for (int64_t j = rows.begin; heads->data && j < rows.end; j++, from += size) {
+    float *to = mha_gradient_row(call, heads, b, start, j, head);
+    if (add)
+      mha_vector_add(to, from, size);
+    else
+      memcpy(to, from, (size_t)size * sizeof *to);
+  }
+}
+
 /* ---- one tile ---- */
 
-/* A share of a key head: where its tiles are added to, and the tile at hand. */
-typedef struct task {
-  const mha_gradient *call;
-  int64_t b, g;
-  mha_gradient_heads k, v;
-  mha_back back;
-} task;
-
-static void make_nan(const task *t, const mha_gradient_heads *heads, int64_t start, int64_t row,
-                     int64_t head, int64_t size) {
-  float *numbers = heads->data ? mha_gradient_row(t->call, heads, t->b, start, row, head) : NULL;
-  for (int64_t c = 0; numbers && c < size; c++)
+static void make_nan(float *numbers, int64_t n) {
+  for (int64_t c = 0; c < n; c++)
     numbers[c] = NAN;
 }
 
 /* A bad query makes NaN of its own gradient and of those that it sees, and joins no product. */
-static void spread(task *t, mha_range rows, mha_range keys) {
-  const mha_core *core = &t->call->core;
-  const mha_visibility *v = &core->visibility;
-  mha_back *back = &t->back;
+static void spread(mha_back *back, mha_range rows, mha_range keys) {
+  const mha_core *core = &back->call->core;
   for (int64_t r = rows.begin; r < rows.end; r++) {
     float *gradient = back->gradient + r * back->stride;
-    for (int64_t j = 0; back->bad_queries[r] && j < keys.end - keys.begin; j++) {
-      if (gradient[j] == 0.0f)
+    for (int64_t j = keys.begin; back->bad_queries[r] && j < keys.end; j++) {
+      if (gradient[j - keys.begin] == 0.0f)
         continue;
-      gradient[j] = 0.0f;
+      gradient[j - keys.begin] = 0.0f;
       back->slope = NAN;
-      make_nan(t, &t->k, mha_key_start(v, t->b), keys.begin + j, t->g, core->d);
-      make_nan(t, &t->v, mha_key_start(v, t->b), keys.begin + j, t->g, core->dv);
-      make_nan(t, &t->call->q, mha_query_start(v, t->b), back->i + r, back->h, core->d);
+      make_nan(back->d_k + j * core->d, core->d);
+      make_nan(back->d_v + j * core->dv, core->dv);
+      make_nan(back->d_q + r * core->d, core->d);
     }
   }
 }
 
 /* dV, dK and dQ of one tile. A scale of 0 lets nothing through, and must not reach a product. */
-static mha_status add_products(const task *t, mha_range rows, mha_range keys) {
-  const mha_gradient *call = t->call;
+static mha_status add_products(const mha_back *back, mha_range rows, mha_range keys) {
+  const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
-  const mha_back *back = &t->back;
   const int64_t n = rows.end - rows.begin;
-  const int64_t start = mha_key_start(&core->visibility, t->b);
-  const int64_t first = rows.begin * back->stride;
-  const mha_view p = mha_view_rows(back->weights + first, n, keys.end - keys.begin, back->stride);
-  const mha_view g = mha_view_rows(back->gradient + first, n, keys.end - keys.begin, back->stride);
+  const int64_t m = keys.end - keys.begin;
+  const int64_t d = core->d;
+  const int64_t dv = core->dv;
+  const mha_view p = mha_view_rows(back->weights + rows.begin * back->stride, n, m, back->stride);
+  const mha_view g = mha_view_rows(back->gradient + rows.begin * back->stride, n, m, back->stride);
   mha_status status = MHA_OK;
-  if (t->v.data)
-    status = core->engine->multiply(
-        1.0f, mha_view_transposed(p), mha_view_row_block(back->dy, rows.begin, n), 1.0f,
-        mha_gradient_row(call, &t->v, t->b, start, keys.begin, t->g), t->v.row_stride);
-  if (!status && t->k.data && core->scale != 0.0f)
-    status = core->engine->multiply(
-        core->scale, mha_view_transposed(g), mha_view_row_block(back->q, rows.begin, n), 1.0f,
-        mha_gradient_row(call, &t->k, t->b, start, keys.begin, t->g), t->k.row_stride);
+  if (call->v.data)
+    status = core->engine->multiply(1.0f, mha_view_transposed(p),
+                                    mha_view_rows(back->dy + rows.begin * dv, n, dv, dv), 1.0f,
+                                    back->d_v + keys.begin * dv, dv);
+  if (!status && call->k.data && core->scale != 0.0f)
+    status = core->engine->multiply(core->scale, mha_view_transposed(g),
+                                    mha_view_rows(back->q + rows.begin * d, n, d, d), 1.0f,
+                                    back->d_k + keys.begin * d, d);
   if (!status && call->q.data && core->scale != 0.0f)
-    status = core->engine->multiply(core->scale, g, back->k, 1.0f,
-                                    mha_gradient_row(call, &call->q, t->b,
-                                                     mha_query_start(&core->visibility, t->b),
-                                                     back->i + rows.begin, back->h),
-                                    call->q.row_stride);
+    status =
+        core->engine->multiply(core->scale, g, mha_view_rows(back->k + keys.begin * d, m, d, d),
+                               1.0f, back->d_q + rows.begin * d, d);
   return status;
 }
 
@@ -241,58 +236,73 @@ static void add_moved(const mha_back *back, double *moved) {
   for (int64_t r = 0; r < back->live; r++) {
     const double total = core->softcap > 0.0f ? back->totals[r] : sink_gradient(back, r);
     if (total != 0.0)
-      mha_vector_gather(moved, back->q.data + r * back->q.row_stride, (double)core->scale * total,
-                        core->d);
+      mha_vector_gather(moved, back->q + r * core->d, (double)core->scale * total, core->d);
   }
 }
 
 /* One tile of queries over the keys that it sees. */
-static mha_status back_queries(task *t, int64_t i, int64_t n) {
-  const mha_gradient *call = t->call;
+static mha_status back_queries(mha_back *back, int64_t h, int64_t i, int64_t n) {
+  const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
   const mha_visibility *v = &core->visibility;
-  mha_back *back = &t->back;
-  const mha_range rows = {i, i + n};
-  if (!call->accumulate_heads)
-    clear_rows(call, &call->q, t->b, mha_query_start(v, t->b), rows, back->h, core->d);
-  mha_back_take(back, i, n);
-  mha_tile_walk walk = mha_walk_visible(v, &core->cut, t->b, i, back->live);
+  const mha_range all = {i, i + n};
+  mha_back_take_queries(back, h, i, n);
+  memset(back->d_q, 0, (size_t)(n * core->d) * sizeof(float));
+  mha_tile_walk walk = mha_walk_visible(v, &core->cut, back->b, i, back->live);
   mha_status status = MHA_OK;
   while (!status && mha_walk_next(&walk)) {
     status = mha_back_tile(back, walk.rows, walk.keys);
-    if (!status && !back->clean)
-      spread(t, walk.rows, walk.keys);
+    if (!status && back->has_bad_queries)
+      spread(back, walk.rows, walk.keys);
     if (!status)
-      status = add_products(t, walk.rows, walk.keys);
+      status = add_products(back, walk.rows, walk.keys);
   }
+  deliver(call, &call->q, call->accumulate_heads, back->b, mha_query_start(v, back->b), all, h,
+          back->d_q, core->d);
   return status;
 }
 
 /* Every chunks-th tile of head h: under a causal mask the later ones have more to do. */
-static mha_status back_head(task *t, int64_t h, int64_t chunk) {
-  const mha_gradient *call = t->call;
+static mha_status back_head(mha_back *back, int64_t h, int64_t chunk) {
+  const mha_gradient *call = back->call;
   const mha_visibility *v = &call->core.visibility;
   const int64_t T = call->core.cut.queries;
-  const int64_t n = rows_of(v, t->b, false);
-  const int64_t index = (t->b * call->cut.chunks + chunk) * v->H + h;
+  const int64_t n = rows_of(v, back->b, false);
+  const int64_t index = (back->b * call->cut.chunks + chunk) * v->H + h;
   mha_status status = MHA_OK;
   double sink = 0.0;
   double *moved = call->moved + index * call->core.d;
-  t->back.h = h;
-  t->back.slope = 0.0;
-  t->back.clean = mha_back_is_clean(&t->back);
+  back->slope = 0.0;
   if (call->key_sums)
     memset(moved, 0, (size_t)call->core.d * sizeof *moved);
   for (int64_t i = chunk * T; !status && i < n; i += call->cut.chunks * T) {
-    status = back_queries(t, i, mha_min(T, n - i));
+    status = back_queries(back, h, i, mha_min(T, n - i));
     if (call->sinks)
-      sink += sink_sum(&t->back);
+      sink += sink_sum(back);
     if (call->key_sums)
-      add_moved(&t->back, moved);
+      add_moved(back, moved);
   }
-  call->sums[index] = t->back.slope;
+  call->sums[index] = back->slope;
   call->sums[v->B * call->cut.chunks * v->H + index] = sink;
   return status;
+}
+
+/* What the heads of a task made of a key head, to its share or to where it is wanted. */
+static void deliver_keys(const mha_back *back, int64_t share) {
+  const mha_gradient *call = back->call;
+  const mha_core *core = &call->core;
+  const int64_t start = mha_key_start(&core->visibility, back->b);
+  const mha_range rows = {0, rows_of(&core->visibility, back->b, true)};
+  const bool is_shared = call->cut.shares > 1;
+  const bool add = call->accumulate_heads && !is_shared;
+  mha_gradient_heads k = call->k;
+  mha_gradient_heads v = call->v;
+  if (is_shared && k.data)
+    k = share_of(call, call->shared_k, share, core->d);
+  if (is_shared && v.data)
+    v = share_of(call, call->shared_v, share, core->dv);
+  deliver(call, &k, add, back->b, start, rows, back->g, back->d_k, core->d);
+  deliver(call, &v, add, back->b, start, rows, back->g, back->d_v, core->dv);
 }
 
 static mha_status back_task(void *job, int64_t index, int32_t worker) {
@@ -301,23 +311,18 @@ static mha_status back_task(void *job, int64_t index, int32_t worker) {
   const mha_visibility *v = &core->visibility;
   const mha_gradient_cut *cut = &call->cut;
   const int64_t share = index % cut->shares;
-  const int64_t group = v->H / core->G;
-  task t = {.call = call,
-            .b = index / cut->shares / core->G,
-            .g = index / cut->shares % core->G,
-            .k = share_of(call, &call->k, call->shared_k, share, core->d),
-            .v = share_of(call, &call->v, call->shared_v, share, core->dv),
-            .back = mha_back_begin(call, MHA_BACK_SCALED, worker)};
-  const int64_t first = t.g * group + share / cut->chunks;
-  const mha_range rows = {0, rows_of(v, t.b, true)};
+  const int64_t b = index / cut->shares / core->G;
+  const int64_t g = index / cut->shares % core->G;
+  const int64_t first = g * (v->H / core->G) + share / cut->chunks;
+  const int64_t rows = rows_of(v, b, true);
+  mha_back back = mha_back_begin(call, MHA_BACK_SCALED, worker);
   mha_status status = MHA_OK;
-  t.back.b = t.b;
-  if (!call->accumulate_heads || cut->shares > 1) {
-    clear_rows(call, &t.k, t.b, mha_key_start(v, t.b), rows, t.g, core->d);
-    clear_rows(call, &t.v, t.b, mha_key_start(v, t.b), rows, t.g, core->dv);
-  }
+  mha_back_take_keys(&back, b, g);
+  memset(back.d_k, 0, (size_t)(rows * core->d) * sizeof(float));
+  memset(back.d_v, 0, (size_t)(rows * core->dv) * sizeof(float));
   for (int64_t h = first; !status && h < first + cut->heads; h++)
-    status = back_head(&t, h, share % cut->chunks);
+    status = back_head(&back, h, share % cut->chunks);
+  deliver_keys(&back, share);
   return status;
 }
 
@@ -331,7 +336,7 @@ static void add_shares(const mha_gradient *call, const mha_gradient_heads *whole
   float *row = mha_gradient_row(call, whole, b, start, j, g);
   mha_vector_start_rows(call->accumulate_heads ? 1.0f : 0.0f, row, 1, size, size);
   for (int64_t share = 0; share < call->cut.shares; share++) {
-    const mha_gradient_heads heads = share_of(call, whole, shared, share, size);
+    const mha_gradient_heads heads = share_of(call, shared, share, size);
     mha_vector_add(row, mha_gradient_row(call, &heads, b, start, j, g), size);
   }
 }

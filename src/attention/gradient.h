@@ -20,8 +20,8 @@ typedef struct mha_gradient_cut {
 
 /* Offsets of a worker's arrays within its scratch, see back.c. */
 typedef struct mha_back_offsets {
-  size_t weights, gradient, dots, sums, totals, capped, factors, keys, values, queries, dy,
-      bad_queries, bad_keys;
+  size_t k, v, q, dy, d_k, d_v, d_q, bad_keys, bad_queries;
+  size_t weights, gradient, dots, sums, totals, capped, factors;
 } mha_back_offsets;
 
 /* One call. */

@@ -41,11 +41,9 @@ static mha_status add_head(mha_back *back, int64_t b, int64_t h, mha_range queri
   const mha_core *core = &back->call->core;
   const int64_t T = core->cut.queries;
   mha_status status = MHA_OK;
-  back->b = b;
-  back->h = h;
-  back->clean = mha_back_is_clean(back);
+  mha_back_take_keys(back, b, h / (core->visibility.H / core->G));
   for (int64_t i = queries.begin; !status && i < queries.end; i += T) {
-    mha_back_take(back, i, mha_min(T, queries.end - i));
+    mha_back_take_queries(back, h, i, mha_min(T, queries.end - i));
     mha_tile_walk walk = mha_walk_visible(&core->visibility, &core->cut, b, i, back->live);
     while (!status && mha_walk_next(&walk))
       status = add_tile(back, walk.rows, walk.keys);
