@@ -22,8 +22,9 @@ mha_kept_offsets mha_kept_plan(const mha_weights *w, const mha_kept_size *s, mha
   return at;
 }
 
+/* A call without rows has no memory, and all offsets are 0. */
 static float *floats_at(char *memory, size_t offset) {
-  return (float *)(void *)(memory + offset);
+  return memory ? (float *)(void *)(memory + offset) : NULL;
 }
 
 mha_kept mha_kept_at(char *memory, const mha_kept_offsets *at, const mha_weights *w) {
