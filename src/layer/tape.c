@@ -22,9 +22,8 @@ mha_kept_offsets mha_kept_plan(const mha_weights *w, const mha_kept_size *s, mha
   return at;
 }
 
-/* A call without rows has no memory, and all offsets are 0. */
 static float *floats_at(char *memory, size_t offset) {
-  return memory ? (float *)(void *)(memory + offset) : NULL;
+  return (float *)(void *)(memory + offset);
 }
 
 mha_kept mha_kept_at(char *memory, const mha_kept_offsets *at, const mha_weights *w) {
@@ -70,7 +69,8 @@ mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_k
   if (status)
     return status;
   tape->size = *size;
-  tape->kept = mha_kept_at(tape->memory, &at, weights);
+  /* a call without rows has no memory, but arrays of no bytes lie somewhere */
+  tape->kept = mha_kept_at(tape->memory ? tape->memory : (char *)tape, &at, weights);
   return MHA_OK;
 }
 
