@@ -49,6 +49,10 @@ typedef struct mha_gradient_scratch {
   size_t shared_k, shared_v, sums, moved, workers, worker_bytes;
 } mha_gradient_scratch;
 
+/* Entries of the largest call whose tasks may share keys. The fewer there are, the more tasks share
+ * a key head, so a smaller call may take more scratch than a larger one. */
+int64_t mha_gradient_most_shared_entries(void);
+
 /* Lays the scratch out for at most n_threads. */
 mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *sizes, int32_t n_threads,
                                        mha_layout *layout);
