@@ -815,7 +815,8 @@ typedef struct mha_shape {
  * @param shape   Not NULL.
  * @param bytes   receives the answer. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, VALUE (an element type), OVERFLOW.
+ * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, VALUE (an element type or a mha_backward_use), OVERFLOW,
+ * UNSUPPORTED (backward with a cache).
  */
 MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context,
                                                       const mha_weights *weights,
@@ -1252,8 +1253,10 @@ MHA_API MHA_MUST_CHECK mha_status mha_merge(const mha_merge_args *args, mha_erro
  * bits for any number of threads. Asking for fewer gradients changes no bit of the others.
  *
  * A hidden token gets exactly 0, NaN in it reaches nothing, and a query that sees no key passes
- * nothing back. A NaN that is seen makes NaN of what it meets. Through boolean masks, lengths, the
- * scale, rotary tables and results asked for nothing passes.
+ * nothing back. Rows beyond a length or behind the last sequence have gradients of 0, and a call
+ * without rows (B = 0 or Lq = 0) has gradients of 0 of all that it has: they overwrite what is
+ * there, unless it is added to. A NaN that is seen makes NaN of what it meets. Through boolean
+ * masks, lengths, the scale, rotary tables and results asked for nothing passes.
  */
 
 /**
@@ -1276,7 +1279,8 @@ MHA_API void mha_tape_destroy(mha_tape *tape);
 /**
  * The memory that a tape takes for a call of this shape: grows with Lq + Lk.
  * @param weights the layer; not NULL.
- * @param shape   batch, query_length, key_length and packed count; not NULL.
+ * @param shape   batch, query_length, key_length and packed count, as in mha_context_reserve;
+ *                the others are checked alone. Not NULL.
  * @param bytes   receives the answer. Not NULL.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL, STRUCT_SIZE, SIZE, VALUE, OVERFLOW, UNSUPPORTED (a cache).
@@ -1309,9 +1313,11 @@ typedef struct mha_backward_args {
   int32_t accumulate;      /**< nonzero: gradients are added to what is there (micro-batches);
                                 0: they overwrite it */
   const float *dy;         /**< [B][Lq][Eo]; not NULL where there are rows. Rows beyond
-                                query_lengths are read for d_bo alone: they are bo */
-  int64_t dy_batch_stride; /**< of dy, from one batch entry to the next; 0 = dense */
-  int64_t dy_row_stride;   /**< of dy, from one row to the next; 0 = dense */
+                                query_lengths or behind the last sequence are read for d_bo
+                                alone: they are bo */
+  int64_t dy_batch_stride; /**< of dy, from one batch entry to the next; 0 = dense, as in
+                                mha_forward_args */
+  int64_t dy_row_stride;   /**< of dy, from one row to the next, likewise */
   float *d_query;          /**< as args.query. Where that is also key or value, because those are
                                 NULL, it is the sum over all that it serves as */
   float *d_key;            /**< as args.key, value's share included where that is NULL; NULL where
@@ -1332,7 +1338,8 @@ typedef struct mha_backward_args {
   float *d_alibi_slopes;   /**< [H] */
   float *d_sinks;          /**< [H], of the layer's sinks or of those of the call */
   const mha_tape *tape;    /**< what mha_forward kept of this very call; NULL = it is computed
-                                again */
+                                again. Layer and sizes are checked; inputs, rules and positions
+                                have to be the same, and dropout with its numbers */
 } mha_backward_args;
 
 /**
@@ -1346,12 +1353,12 @@ typedef struct mha_backward_args {
  * @param back    not NULL; not kept.
  * @param error   receives the outcome, or NULL.
  * With MHA_ENGINE_XSMM products are as in MHA_ENGINE_BLAS. A trace shows "d_concat" [B][Lq][H·dv],
- * "d_heads" [B][H][Lq][dv], "d_Q" [B][Lq][H·d], "d_K" [B][Lk][G·d], "d_V" [B][Lk][G·dv], all five
- * as the forward call's trace shows the things themselves, and then the gradients of the inputs
- * that are wanted, "d_query", "d_key" and "d_value". Errors: any class but IO and FORMAT; nothing
- * is written then. UNSUPPORTED: a cache. WEIGHTS: a gradient of something that the layer or the
- * call has not. VALUE: a tape that is empty or was filled by a call of another layer or of other
- * sizes.
+ * "d_heads" [B][H][Lq][dv], "d_Q" [B][Lq][H·d], "d_K" [B][Lk][G·d], "d_V" [B][Lk][G·dv], of the
+ * things as the forward call's trace shows them, and then "d_query", "d_key" and "d_value", with
+ * the strides of the inputs; of all these those that are wanted or that something wanted needs.
+ * Errors: any class but IO and FORMAT; nothing is written then. UNSUPPORTED: a cache. WEIGHTS: a
+ * gradient of something that the layer or the call has not. VALUE: a tape that is empty or was
+ * filled by a call of another layer or of other sizes.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_backward(mha_context *context, const mha_weights *weights,
                                                const mha_forward_args *args,
@@ -1411,16 +1418,15 @@ typedef struct mha_trace_step {
   int64_t strides[4]; /**< in elements */
 } mha_trace_step;
 
-/** Receives the steps, on the thread that called mha_forward, in the order of computation. It must
+/** Receives the steps, on the thread that made the call, in the order of computation. It must
  *  not change the data and must not enter the same context (MHA_ERROR_BUSY). */
 typedef void mha_trace_function(void *user, const mha_trace_step *step);
 
 /**
- * Has mha_forward show each step; NULL ends it. The trace changes no bit of any result. Rows beyond
- * a length are not computed: they show 0 in every step before the output. "weights" comes only when
- * the call asks for weights, and shows those. K and V are not shown where they go to a cache, and
- * MHA_CACHE_APPEND shows nothing.
- * Errors: NULL, BUSY.
+ * Has mha_forward and mha_backward show each step; NULL ends it. The trace changes no bit of any
+ * result. Rows beyond a length are not computed: they show 0 in every step before the output.
+ * "weights" comes only when the call asks for weights, and shows those. K and V are not shown where
+ * they go to a cache, and MHA_CACHE_APPEND shows nothing. Errors: NULL, BUSY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_context_trace(mha_context *context,
                                                     mha_trace_function *function, void *user,

@@ -57,6 +57,7 @@ static mha_status resolve_broadcast(const mha_visibility *v, extents e, const ch
   out->row_stride = e.rows > 1 ? row : 0;
   out->head_stride = e.heads > 1 ? head : 0;
   out->batch_stride = e.batch > 1 ? batch : 0;
+  out->is_empty = e.batch == 0 || e.rows == 0;
   return MHA_OK;
 }
 
@@ -92,23 +93,27 @@ static int64_t broadcast_extent(const mha_visibility *v, const mha_broadcast *st
   int64_t heads = 0;
   int64_t rows = 0;
   int64_t sum = 0;
-  if (v->B == 0 || v->Lq == 0)
+  if (strides->is_empty)
     return 0;
-  const bool fits = mha_multiply(v->B - 1, strides->batch_stride, &batches) &&
+  const bool fits = mha_multiply(mha_max(v->B - 1, 0), strides->batch_stride, &batches) &&
                     mha_multiply(v->H - 1, strides->head_stride, &heads) &&
-                    mha_multiply(v->Lq - 1, strides->row_stride, &rows) &&
+                    mha_multiply(mha_max(v->Lq - 1, 0), strides->row_stride, &rows) &&
                     mha_add(batches, heads, &sum) && mha_add(sum, rows, &sum) &&
                     mha_add(sum, v->Lk, &sum);
   return fits ? sum : -1;
 }
 
+/* The same of one that is read: not in a call without queries. */
+static int64_t read_extent(const mha_visibility *v, const mha_broadcast *strides) {
+  return v->B == 0 || v->Lq == 0 ? 0 : broadcast_extent(v, strides);
+}
+
 mha_status mha_masks_ranges(const mha_visibility *v, mha_address_ranges *ranges, mha_error *error) {
-  const mha_status status = mha_ranges_add(
-      ranges, "rules.attend", v->attend, broadcast_extent(v, &v->attend_strides), 1, false, error);
-  return status
-             ? status
-             : mha_ranges_add(ranges, "rules.bias", v->bias, broadcast_extent(v, &v->bias_strides),
-                              sizeof(float), false, error);
+  const mha_status status = mha_ranges_add(ranges, "rules.attend", v->attend,
+                                           read_extent(v, &v->attend_strides), 1, false, error);
+  return status ? status
+                : mha_ranges_add(ranges, "rules.bias", v->bias, read_extent(v, &v->bias_strides),
+                                 sizeof(float), false, error);
 }
 
 /* A bias may step over its numbers more than once; its gradient cannot. */

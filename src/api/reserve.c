@@ -60,16 +60,30 @@ static mha_status measure_calls(const mha_context *context, const mha_weights *w
   return status;
 }
 
-/* What the way back needs, where the shape is for it too. */
-static mha_status measure_back(const mha_context *context, const mha_weights *weights,
-                               const mha_call_size *size, size_t *bytes, mha_error *error) {
-  size_t needed = 0;
-  if (size->backward == MHA_BACKWARD_NONE)
-    return MHA_OK;
+static mha_status measure_entries(const mha_context *context, const mha_weights *weights,
+                                  const mha_call_size *size, int64_t entries, size_t *bytes,
+                                  mha_error *error) {
   const bool again = size->backward == MHA_BACKWARD_ALONE;
-  const mha_status status = mha_back_scratch_measure(context, weights, size, again, &needed, error);
+  mha_call_size fewer = *size;
+  size_t needed = 0;
+  fewer.core.B = entries;
+  const mha_status status =
+      mha_back_scratch_measure(context, weights, &fewer, again, &needed, error);
   if (!status && needed > *bytes)
     *bytes = needed;
+  return status;
+}
+
+/* What the way back needs, where the shape is for it too: also of fewer entries, where each may
+ * need more. */
+static mha_status measure_back(const mha_context *context, const mha_weights *weights,
+                               const mha_call_size *size, size_t *bytes, mha_error *error) {
+  const int64_t few = mha_min(size->core.B, mha_gradient_most_shared_entries());
+  if (size->backward == MHA_BACKWARD_NONE)
+    return MHA_OK;
+  mha_status status = measure_entries(context, weights, size, size->core.B, bytes, error);
+  for (int64_t entries = 1; !status && entries <= few; entries++)
+    status = measure_entries(context, weights, size, entries, bytes, error);
   return status;
 }
 
@@ -81,7 +95,6 @@ static mha_status measure_shape(const mha_context *context, const mha_weights *w
   mha_status status = mha_shape_read(weights, shape, &size, error);
   if (status)
     return status;
-  size.kept = size.backward == MHA_BACKWARD_WITH_TAPE;
   *n = list_calls(weights, &size, calls);
   status = measure_calls(context, weights, calls, *n, bytes, error);
   for (int k = 0; !status && k < *n; k++)

@@ -16,6 +16,7 @@
 #include "dropout.h"
 #include "engine/derivative.h"
 #include "engine/softmax.h"
+#include "engine/vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -71,6 +72,7 @@ mha_back_offsets mha_back_plan(const mha_cut_sizes *s, mha_layout *layout) {
   at.weights = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.gradient = mha_layout_add(layout, sizeof(float), n, keys, 1);
   at.dots = mha_layout_add(layout, sizeof(float), n, 1, 1);
+  at.sums = mha_layout_add(layout, sizeof(double), n, 1, 1);
   at.totals = mha_layout_add(layout, sizeof(double), n, 1, 1);
   at.capped = mha_layout_add(layout, sizeof(float), keys, 1, 1);
   at.factors = mha_layout_add(layout, sizeof(float), keys, 1, 1);
@@ -95,6 +97,7 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
                          .gradient = (void *)(base + at->gradient),
                          .stride = row_stride(mha_key_span(&call->core.visibility)),
                          .dots = (void *)(base + at->dots),
+                         .sums = (void *)(base + at->sums),
                          .totals = (void *)(base + at->totals),
                          .capped = (void *)(base + at->capped),
                          .factors = (void *)(base + at->factors)};
@@ -200,7 +203,7 @@ static void take_query(mha_back *back, const mha_stored *q, const mha_stored *dy
   const bool dy_is_good = gather_row(back->dy + r * core->dv, dy, r);
   fetch_ahead(output, r);
   back->dots[r] = 0.0f;
-  back->totals[r] = 0.0;
+  back->sums[r] = back->totals[r] = 0.0;
   back->bad_queries[r] = sees && judge_query(back, output, r, q_is_good && dy_is_good);
   back->has_bad_queries |= back->bad_queries[r] != 0;
   if (sees && !back->bad_queries[r])
@@ -245,6 +248,19 @@ static void make_bad(float *weights, float *gradient, int64_t n) {
   }
 }
 
+/* A shift of its scores changes no softmax, so a row of dF sums to 0, or with a sink to P_sink·D.
+ * What rounding has left of that is taken from the keys of its last tile by their weights: a row
+ * with few keys, and sums over many rows, would show it. */
+static void settle_sum(const mha_back *back, int64_t r, float denominator, const float *weights,
+                       float *gradient, int64_t n) {
+  const mha_core *core = &back->call->core;
+  const double sink = 1.0 - (double)core->row_sum[row_index(back, r)] / (double)denominator;
+  const double left = back->sums[r] - (core->sinks ? sink * (double)back->dots[r] : 0.0);
+  const double weight = mha_row_sum(weights, n);
+  if (weight > 0.0 && isfinite(left))
+    mha_vector_add_scaled(gradient, weights, (float)(-left / weight), n);
+}
+
 /* From final scores and dP, both of the keys `mine`, to P and dF. */
 static void make_final(const mha_back *back, int64_t r, mha_range mine, float *weights,
                        float *gradient) {
@@ -256,7 +272,10 @@ static void make_final(const mha_back *back, int64_t r, mha_range mine, float *w
   for (int64_t j = 0; back->has_bad_keys && j < n; j++)
     if (back->bad_keys[mine.begin + j])
       weights[j] = -INFINITY;
-  mha_row_softmax_back(weights, gradient, n, max, 1.0f / denominator, back->dots[r]);
+  back->sums[r] +=
+      mha_row_softmax_back(weights, gradient, n, max, 1.0f / denominator, back->dots[r]);
+  if (mine.end >= mha_visible_keys(&core->visibility, back->b, back->i + r).end)
+    settle_sum(back, r, denominator, weights, gradient, n);
 }
 
 /* On from dF, where more than the scale lies between the final scores and q·k. */

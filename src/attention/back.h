@@ -26,6 +26,7 @@ typedef struct mha_back {
   float *weights, *gradient; /* [n][stride]: P, dF or dS of the tile at hand */
   int64_t stride;
   float *dots;             /* D [n] */
+  double *sums;            /* [n] of dF, of the tiles so far */
   double *totals;          /* [n] of dS, of the tiles so far; under a softcap */
   double slope;            /* Σ dF·|i + off - j| of the head, likewise */
   float *capped, *factors; /* of one row */

@@ -50,6 +50,10 @@ static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
   return cut;
 }
 
+int64_t mha_gradient_most_shared_entries(void) {
+  return MHA_BACK_TASKS - 1;
+}
+
 /* Rows of K, of all entries. */
 static bool key_rows(const mha_cut_sizes *s, int64_t *rows) {
   return mha_multiply(s->packed ? 1 : s->B, s->span, rows);

@@ -21,7 +21,7 @@ typedef struct mha_gradient_cut {
 /* Offsets of a worker's arrays within its scratch, see back.c. */
 typedef struct mha_back_offsets {
   size_t k, v, q, dy, d_k, d_v, d_q, bad_keys, bad_queries;
-  size_t weights, gradient, dots, totals, capped, factors;
+  size_t weights, gradient, dots, sums, totals, capped, factors;
 } mha_back_offsets;
 
 /* One call. */
@@ -48,6 +48,10 @@ typedef struct mha_gradient {
 typedef struct mha_gradient_scratch {
   size_t shared_k, shared_v, sums, moved, workers, worker_bytes;
 } mha_gradient_scratch;
+
+/* Entries of the largest call whose tasks may share keys. The fewer there are, the more tasks share
+ * a key head, so a smaller call may take more scratch than a larger one. */
+int64_t mha_gradient_most_shared_entries(void);
 
 /* Lays the scratch out for at most n_threads. */
 mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *sizes, int32_t n_threads,

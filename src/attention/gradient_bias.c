@@ -76,6 +76,8 @@ static mha_status bias_task(void *job, int64_t index, int32_t worker) {
 
 mha_status mha_gradient_bias_run(mha_gradient *call, const mha_threads *threads) {
   const extents e = extents_of(call);
+  if (call->core.visibility.bias_strides.is_empty)
+    return MHA_OK;
   const mha_task_list list = {.work = bias_task,
                               .job = call,
                               .n_tasks = e.batch * e.heads * e.tiles,

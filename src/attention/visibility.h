@@ -25,6 +25,7 @@ static inline mha_range mha_range_intersect(mha_range a, mha_range b) {
 /* A mask or bias [B|1][H|1][Lq|1][Lk] with the strides of its broadcast dimensions 0. */
 typedef struct mha_broadcast {
   int64_t batch_stride, head_stride, row_stride;
+  bool is_empty; /* it has no number, since B or Lq is 0 and one of its extents */
 } mha_broadcast;
 
 typedef struct mha_visibility {

@@ -154,13 +154,27 @@ static inline float gradient_of(float gradient, float weight, float dot) {
   return weight == 0.0f || fabsf(g) < FLT_MIN ? 0.0f : g; /* likewise */
 }
 
-MHA_CLONES void mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
-                                     float max, float share, float dot) {
-  for (int64_t j = 0; j < n; j++) {
-    const float weight = weight_of(scores[j], max, share);
-    scores[j] = weight;
-    gradient[j] = gradient_of(gradient[j], weight, dot);
+MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
+                                       float max, float share, float dot) {
+  float lanes[MHA_LANES] = {0};
+  double sum = 0.0;
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      const float weight = weight_of(scores[j + k], max, share);
+      const float g = gradient_of(gradient[j + k], weight, dot);
+      scores[j + k] = weight;
+      gradient[j + k] = g;
+      lanes[k] += g;
+    }
+  for (; j < n; j++) {
+    scores[j] = weight_of(scores[j], max, share);
+    gradient[j] = gradient_of(gradient[j], scores[j], dot);
+    sum += (double)gradient[j];
   }
+  for (int k = 0; k < MHA_LANES; k++)
+    sum += (double)lanes[k];
+  return sum;
 }
 
 MHA_CLONES void mha_row_lower(float *row, int64_t n, float factor) {

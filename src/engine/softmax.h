@@ -27,11 +27,11 @@ float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *lar
  *
  *   weight = exp(score - max)·share,  gradient = weight·(gradient - dot)
  *
- * in place of scores and gradient. 0 are the weights of
+ * in place of scores and gradient; returns the sum of the gradients. 0 are the weights of
  * hidden keys and those below the smallest normal number, and the gradients of such weights,
  * whatever came; a score above max counts as max. */
-void mha_row_softmax_back(float *scores, float *gradient, int64_t n, float max, float share,
-                          float dot);
+double mha_row_softmax_back(float *scores, float *gradient, int64_t n, float max, float share,
+                            float dot);
 
 /* row[j] *= factor, but 0 where that is below the smallest normal number. */
 void mha_row_lower(float *row, int64_t n, float factor);

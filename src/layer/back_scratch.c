@@ -106,6 +106,8 @@ static mha_status make_plan(const mha_context *context, const mha_weights *weigh
     add_projections(p, weights, &kept, context->threads.n);
   if (again && !p->layout.overflow)
     status = add_forward(p, context, weights, size, error);
+  if (p->bytes == 0) /* a call without rows; arrays of no bytes lie somewhere */
+    p->bytes = 1;
   if (status || !p->layout.overflow)
     return status;
   return mha_fail(error, MHA_ERROR_OVERFLOW,

@@ -69,7 +69,8 @@ mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_k
   if (status)
     return status;
   tape->size = *size;
-  tape->kept = mha_kept_at(tape->memory, &at, weights);
+  /* a call without rows has no memory, but arrays of no bytes lie somewhere */
+  tape->kept = mha_kept_at(tape->memory ? tape->memory : (char *)tape, &at, weights);
   return MHA_OK;
 }
 

@@ -150,6 +150,83 @@ static void calls_without_rows(void **state) {
     }
 }
 
+/* Keys without a query have gradients of 0, also where they would be normalised and turned, from a
+ * tape and computed again: nothing was kept of them that could be looked at. */
+static void keys_without_queries(void **state) {
+  (void)state;
+  for (int norm = MHA_NORM_NONE; norm <= MHA_NORM_FULL; norm++)
+    for (int with_tape = 0; with_tape < 2; with_tape++) {
+      mha_tape *tape = NULL;
+      mha_error error;
+      test_build(&fixture, &(test_case){.seed = 1,
+                                        .B = 2,
+                                        .Lq = 1,
+                                        .Lk = 5,
+                                        .H = 4,
+                                        .G = 2,
+                                        .d = 4,
+                                        .biases = TEST_ALL,
+                                        .norm = (mha_norm)norm,
+                                        .rope = MHA_ROPE_HALVES});
+      test_backward_build(&back, &fixture);
+      make_parts();
+      test_expect(mha_tape_create(&fixture.allocator.mha, &tape, NULL), MHA_OK, NULL);
+      fixture.args.flags = MHA_ALLOW_EMPTY;
+      fixture.args.query_length = 0;
+      fixture.args.tape = tape;
+      test_expect(mha_forward(context, weights, &fixture.args, &error), MHA_OK, &error);
+      fixture.args.tape = NULL;
+      back.args.tape = with_tape ? tape : NULL;
+      back.args.dy = NULL;
+      test_expect(call_back(&error), MHA_OK, &error);
+      for (size_t i = 1; i < back.n; i++) /* the first is d_query, which has no rows */
+        for (int64_t at = 0; at < back.gradients[i].floats; at++)
+          if (back.gradients[i].data[at] != 0.0F)
+            test_failed("norm %d, tape %d: %s is %g", norm, with_tape, back.gradients[i].name,
+                        (double)back.gradients[i].data[at]);
+      mha_tape_destroy(tape);
+      release();
+    }
+}
+
+/* A bias of no entries or no rows has no number, and neither has its gradient; one that is
+ * broadcast along them has, and its gradient is 0, and may not overlap another. */
+static void a_bias_without_rows(void **state) {
+  (void)state;
+  for (int core = 0; core < 2; core++)
+    for (int way = 0; way < 4; way++) {
+      const bool no_batch = way & 1, broadcast = way & 2;
+      mha_error error;
+      baseline_build(core ? CORE : LAYER);
+      mha_bias *bias = &fixture.rules.bias;
+      float numbers[LK] = {0};
+      float *gradient = test_pool_floats(&fixture.pool, broadcast ? LK : 0);
+      fixture.args.flags = fixture.attend_args.flags = MHA_ALLOW_EMPTY;
+      if (no_batch)
+        fixture.args.batch = fixture.q.batch = fixture.k.batch = fixture.v.batch = 0;
+      else
+        fixture.args.query_length = fixture.q.length = 0;
+      bias->data = numbers;
+      bias->batch = no_batch && !broadcast ? 0 : 1;
+      bias->heads = 1;
+      bias->rows = !no_batch && !broadcast ? 0 : 1;
+      bias->columns = LK;
+      fixture.args.rules = fixture.attend_args.rules = &fixture.rules;
+      test_backward_build(&back, &fixture);
+      make_parts();
+      back.args.d_bias = back.attend.d_bias = gradient;
+      test_note("core %d, way %d", core, way);
+      test_expect(call_back(&error), MHA_OK, &error);
+      for (int j = 0; broadcast && j < LK; j++)
+        assert_true(gradient[j] == 0.0F);
+      if (broadcast && !no_batch) {
+        *back.gradients[1].member = gradient; /* keys have gradients all the same */
+        test_expect(call_back(&error), MHA_ERROR_OVERLAP, &error);
+      }
+      release();
+    }
+}
+
 /* ---- members of the structs ---- */
 
 static void flags_and_strides_of_a_layer(void **state) {
@@ -784,6 +861,8 @@ int main(void) {
       cmocka_unit_test(pointers_that_are_null),
       cmocka_unit_test(tensors_that_are_null),
       cmocka_unit_test(calls_without_rows),
+      cmocka_unit_test(keys_without_queries),
+      cmocka_unit_test(a_bias_without_rows),
       cmocka_unit_test(flags_and_strides_of_a_layer),
       cmocka_unit_test(flags_and_strides_of_step_3),
       cmocka_unit_test(arguments_of_the_forward_call),

@@ -1,4 +1,5 @@
-/* Owns trials of mha_attend: step 3 alone. */
+/* Owns trials of step 3 alone: mha_attend and mha_attend_backward. */
+#include "gradients.h"
 #include "rules.h"
 #include "session.h"
 #include "tensors.h"
@@ -15,12 +16,26 @@ typedef struct attend_trial {
   int32_t reserved;
   const mha_attend_args *given[2];
   bool no_context, no_args, no_q, no_k, no_v;
+  bool goes_back;
+  /* on the way back */
+  mha_attend_backward_args back;
+  const mha_attend_backward_args *back_given[2];
+  fuzz_gradients gradients;
+  bool no_back;
 } attend_trial;
 
 static mha_status attend(fuzz_trial *trial, mha_context *context, bool again, mha_error *error) {
   const attend_trial *t = (const attend_trial *)trial;
-  return mha_attend(t->no_context ? NULL : context, t->no_q ? NULL : &t->q, t->no_k ? NULL : &t->k,
-                    t->no_v ? NULL : &t->v, t->no_args ? NULL : t->given[again], error);
+  const mha_attend_args *args = t->no_args ? NULL : t->given[again];
+  const mha_tensor *q = t->no_q ? NULL : &t->q;
+  const mha_tensor *k = t->no_k ? NULL : &t->k;
+  const mha_tensor *v = t->no_v ? NULL : &t->v;
+  if (t->no_context)
+    context = NULL;
+  if (!t->goes_back)
+    return mha_attend(context, q, k, v, args, error);
+  return mha_attend_backward(context, q, k, v, args, t->no_back ? NULL : t->back_given[again],
+                             error);
 }
 
 /* ---- choices ---- */
@@ -153,6 +168,116 @@ static void spoil(attend_trial *t) {
   }
 }
 
+/* ---- the way back ---- */
+
+/* Not of a tensor that entries or heads share. */
+static void want_tensor(attend_trial *t, float **member, const mha_tensor *tensor) {
+  const mha_tensor s = fuzz_with_strides(tensor);
+  const bool empty = s.batch == 0 || s.length == 0;
+  const int64_t n = empty ? 0
+                          : (s.batch - 1) * s.batch_stride + (s.length - 1) * s.row_stride +
+                                (s.heads - 1) * s.head_stride + s.size;
+  if (!empty && ((s.batch > 1 && s.batch_stride == 0) || (s.heads > 1 && s.head_stride == 0)))
+    return;
+  const float *data = fuzz_want_gradient(&t->trial, &t->gradients, member, n, true);
+  for (int64_t b = 0; data && b < s.batch; b++)
+    for (int64_t i = 0; i < s.length; i++)
+      for (int64_t h = 0; h < s.heads; h++)
+        fuzz_pool_allow(&t->trial.pool,
+                        data + b * s.batch_stride + i * s.row_stride + h * s.head_stride,
+                        (size_t)s.size * sizeof *data);
+}
+
+static void choose_back(attend_trial *t) {
+  mha_attend_backward_args *a = &t->back;
+  fuzz_gradients *g = &t->gradients;
+  const mha_rules *rules = &t->rules.rules;
+  const int64_t H = t->q.heads;
+  MHA_INIT(a);
+  fuzz_pool_forbid(&t->trial.pool);
+  fuzz_begin_gradients(&t->trial, g);
+  a->accumulate = g->accumulate;
+  want_tensor(t, &a->d_q, &t->q);
+  want_tensor(t, &a->d_k, &t->k);
+  want_tensor(t, &a->d_v, &t->v);
+  fuzz_want_bias(&t->trial, g, &a->d_bias, rules);
+  fuzz_want_vector(&t->trial, g, &a->d_alibi_slopes, H, rules->alibi_slopes != NULL);
+  fuzz_want_vector(&t->trial, g, &a->d_sinks, H, rules->sinks != NULL);
+  const mha_tensor dy = fuzz_choose_tensor(&t->trial, t->q.batch, t->q.length, H, t->v.size);
+  fuzz_hide_rows(&t->trial, &dy, t->rules.query_lengths);
+  a->dy = dy.data;
+  a->dy_batch_stride = dy.batch_stride;
+  a->dy_row_stride = dy.row_stride;
+  a->dy_head_stride = dy.head_stride;
+  /* all three 0 would be dense */
+  if (dy.size_stride == 1 && !dy.batch_stride && !dy.row_stride && !dy.head_stride)
+    t->trial.expect = FUZZ_ANYTHING;
+}
+
+static void spoil_back(attend_trial *t) {
+  fuzz_reader *r = t->trial.reader;
+  mha_attend_backward_args *a = &t->back;
+  bool certain = true;
+  switch (fuzz_read(r, 0, 4)) {
+  case 0:
+    t->back_given[0] = t->back_given[1] = fuzz_trial_struct(&t->trial, a, sizeof *a, true);
+    break;
+  case 1:
+    t->no_back = true;
+    break;
+  case 2:
+    a->dy = NULL;
+    certain = has_rows(t);
+    break;
+  case 3:
+    a->flags = UINT32_C(1) << fuzz_read(r, 0, 31);
+    break;
+  default:
+    certain = fuzz_spoil_gradients(&t->trial, &t->gradients, has_rows(t) ? t->q.data : NULL);
+  }
+  fuzz_trial_refuse(&t->trial, certain);
+}
+
+/* On the way back some of what is wrong is not looked at. */
+static void spoil_way_back(attend_trial *t) {
+  if (fuzz_read_one_in(t->trial.reader, 2)) {
+    spoil_back(t);
+    return;
+  }
+  spoil(t);
+  if (t->trial.expect == FUZZ_FAILURE)
+    t->trial.expect = FUZZ_ANYTHING;
+}
+
+/* What the forward call gives, by the plain context. */
+static void use_log_sum_exp(attend_trial *t) {
+  const int64_t rows = t->q.batch * t->q.length * t->q.heads;
+  mha_attend_args a = *t->given[0];
+  mha_results results;
+  MHA_INIT(&results);
+  a.struct_size = sizeof a;
+  float *lse = fuzz_pool_floats(&t->trial.pool, rows);
+  a.output = fuzz_pool_floats(&t->trial.pool, rows * t->v.size);
+  a.output_batch_stride = a.output_row_stride = a.output_head_stride = 0;
+  results.log_sum_exp = lse;
+  a.results = &results;
+  fuzz_pool_close(&t->trial.pool);
+  const mha_status status = mha_attend(t->trial.session->plain, &t->q, &t->k, &t->v, &a, NULL);
+  fuzz_pool_open(&t->trial.pool);
+  if (status)
+    return;
+  a.results = NULL;
+  t->back.log_sum_exp = lse;
+  t->given[0] = t->given[1] = fuzz_trial_struct(&t->trial, &a, sizeof a, false);
+}
+
+static void finish_back(attend_trial *t) {
+  if (t->trial.left % 4 == 3 && t->trial.expect == FUZZ_SUCCESS)
+    use_log_sum_exp(t);
+  for (int run = 0; run < 2 && !t->back_given[run]; run++)
+    t->back_given[run] = fuzz_trial_struct(&t->trial, &t->back, sizeof t->back, false);
+}
+
 /* ---- the call ---- */
 
 static void reserve(attend_trial *t) {
@@ -164,6 +289,9 @@ static void reserve(attend_trial *t) {
   shape.key_length = t->k.length;
   shape.n_heads = t->q.heads;
   shape.value_head_size = t->v.size;
+  shape.n_kv_heads = t->k.heads;
+  shape.head_size = t->q.size;
+  shape.backward = t->goes_back ? MHA_BACKWARD_ALONE : MHA_BACKWARD_NONE;
   fuzz_enlarge_shape(&t->trial, &shape);
   FUZZ_CHECK(mha_context_reserve(t->trial.session->context, NULL, &shape, NULL) == MHA_OK);
   t->trial.no_allocation = true;
@@ -200,13 +328,20 @@ void fuzz_try_attend(fuzz_session *session) {
   fuzz_hide_rows(&t.trial, &t.q, t.rules.query_lengths);
   fuzz_hide_rows(&t.trial, &t.k, t.rules.key_lengths);
   fuzz_hide_rows(&t.trial, &t.v, t.rules.key_lengths);
+  t.goes_back = t.trial.left % 2 == 1;
+  if (t.goes_back)
+    choose_back(&t);
   const bool wrong_size = t.trial.hostile && fuzz_read_one_in(r, 12);
   if (wrong_size)
     fuzz_trial_refuse(&t.trial, true);
+  else if (t.trial.hostile && t.goes_back)
+    spoil_way_back(&t);
   else if (t.trial.hostile)
     spoil(&t);
   else if (fuzz_read_one_in(r, 4))
     reserve(&t);
   finish(&t, wrong_size);
+  if (t.goes_back)
+    finish_back(&t);
   (void)fuzz_trial_run(&t.trial);
 }

@@ -1,33 +1,18 @@
 /* Owns trials of the layer call: mha_forward in all its forms, and mha_self_attention. */
-#include "rules.h"
-#include "session.h"
+#include "forward.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct forward_trial {
-  fuzz_trial trial; /* first */
-  const fuzz_layer *layer;
-  const mha_weights *weights;
-  fuzz_cache *cache; /* or NULL */
-  fuzz_rules rules;
-  mha_forward_args args;
-  const mha_forward_args *given[2];
-  int64_t entries;     /* of the arrays: B, or 1 if packed */
-  int64_t most_rows;   /* few with a cache, or it is soon full */
-  int64_t rows;        /* that are appended, or Lk */
-  int64_t *to_entries; /* cache_entries, or NULL */
-  int64_t *counts;     /* new_lengths, or NULL */
-  int64_t *expected;   /* expected_lengths, or NULL */
-  bool no_context, no_args;
-  bool no_twin; /* both runs use the cache itself */
-} forward_trial;
-
 static mha_status forward(fuzz_trial *trial, mha_context *context, bool again, mha_error *error) {
-  const forward_trial *t = (const forward_trial *)trial;
-  return mha_forward(t->no_context ? NULL : context, t->weights,
-                     t->no_args ? NULL : t->given[again], error);
+  const fuzz_forward *t = (const fuzz_forward *)trial;
+  const mha_forward_args *given = t->no_args ? NULL : t->given[again];
+  if (t->no_context)
+    context = NULL;
+  if (!fuzz_goes_back(t))
+    return mha_forward(context, t->weights, given, error);
+  return mha_backward(context, t->weights, given, t->no_back ? NULL : t->back_given[again], error);
 }
 
 /* ---- sizes ---- */
@@ -42,7 +27,7 @@ static bool fits(const fuzz_cache *c, const mha_config *layer) {
          c->sizes.value_head_size == layer->value_head_size;
 }
 
-static void choose_cache(forward_trial *t) {
+static void choose_cache(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   fuzz_cache *c = fuzz_choose_cache(t->trial.session);
   if (!c || !fuzz_read_one_in(r, 2))
@@ -54,15 +39,15 @@ static void choose_cache(forward_trial *t) {
     t->trial.expect = FUZZ_FAILURE;
 }
 
-static bool appends(const forward_trial *t) {
+static bool appends(const fuzz_forward *t) {
   return t->cache && t->args.cache_mode != MHA_CACHE_ATTEND;
 }
 
-static bool attends(const forward_trial *t) {
+static bool attends(const fuzz_forward *t) {
   return t->args.cache_mode != MHA_CACHE_APPEND;
 }
 
-static void choose_sizes(forward_trial *t) {
+static void choose_sizes(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   mha_forward_args *a = &t->args;
   t->most_rows = t->cache && !fuzz_read_one_in(r, 4) ? 6 : 40;
@@ -78,7 +63,7 @@ static void choose_sizes(forward_trial *t) {
 /* ---- arrays ---- */
 
 /* [entries][length][width] in one of the layouts; returns the elements from first to last. */
-static int64_t lay_out(forward_trial *t, int64_t length, int64_t width, int64_t *batch_stride,
+static int64_t lay_out(fuzz_forward *t, int64_t length, int64_t width, int64_t *batch_stride,
                        int64_t *row_stride) {
   fuzz_reader *r = t->trial.reader;
   const int64_t layout = fuzz_read(r, 0, 3);
@@ -97,7 +82,7 @@ static int64_t lay_out(forward_trial *t, int64_t length, int64_t width, int64_t 
   return B > 0 && length > 0 ? (B - 1) * batch + (length - 1) * row + width : 0;
 }
 
-static float *choose_input(forward_trial *t, int64_t length, int64_t width, int64_t *batch_stride,
+static float *choose_input(fuzz_forward *t, int64_t length, int64_t width, int64_t *batch_stride,
                            int64_t *row_stride) {
   const int64_t n = lay_out(t, length, width, batch_stride, row_stride);
   float *data = fuzz_pool_floats(&t->trial.pool, n);
@@ -106,22 +91,22 @@ static float *choose_input(forward_trial *t, int64_t length, int64_t width, int6
 }
 
 /* The row stride that counts. */
-static int64_t row_step(int64_t row_stride, int64_t width) {
+int64_t fuzz_row_step(int64_t row_stride, int64_t width) {
   return row_stride ? row_stride : width;
 }
 
-static int64_t batch_step(int64_t batch_stride, int64_t row_stride, int64_t length, int64_t width) {
-  return batch_stride ? batch_stride : length * row_step(row_stride, width);
+int64_t fuzz_batch_step(int64_t batch_stride, int64_t row_stride, int64_t length, int64_t width) {
+  return batch_stride ? batch_stride : length * fuzz_row_step(row_stride, width);
 }
 
-static void choose_output(forward_trial *t) {
+static void choose_output(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   mha_forward_args *a = &t->args;
   const int64_t width = t->layer->config.output_width;
   const int64_t Lq = a->query_length;
   const int64_t n = lay_out(t, Lq, width, &a->output_batch_stride, &a->output_row_stride);
-  const int64_t row = row_step(a->output_row_stride, width);
-  const int64_t batch = batch_step(a->output_batch_stride, a->output_row_stride, Lq, width);
+  const int64_t row = fuzz_row_step(a->output_row_stride, width);
+  const int64_t batch = fuzz_batch_step(a->output_batch_stride, a->output_row_stride, Lq, width);
   a->accumulate = fuzz_read_one_in(r, 4) ? (int32_t)fuzz_read(r, -1, 2) : 0;
   float *data = fuzz_pool_output(&t->trial.pool, n, FUZZ_BOTH_RUNS, a->accumulate == 0);
   if (a->accumulate)
@@ -133,15 +118,15 @@ static void choose_output(forward_trial *t) {
 }
 
 /* Whether the layer lets the query stand for the key, and the key for the value. */
-static bool query_can_be_key(const forward_trial *t) {
+static bool query_can_be_key(const fuzz_forward *t) {
   return t->layer->config.key_width == t->layer->config.query_width;
 }
 
-static bool key_can_be_value(const forward_trial *t) {
+static bool key_can_be_value(const fuzz_forward *t) {
   return t->layer->config.value_width == t->layer->config.key_width;
 }
 
-static void choose_keys(forward_trial *t) {
+static void choose_keys(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   mha_forward_args *a = &t->args;
   const mha_config *c = &t->layer->config;
@@ -162,14 +147,14 @@ static void choose_keys(forward_trial *t) {
 }
 
 /* A size of 0 beside an array that the call would use. */
-static bool is_empty(const forward_trial *t) {
+static bool is_empty(const fuzz_forward *t) {
   const mha_forward_args *a = &t->args;
   const bool query = attends(t) || !a->key;
   return (a->batch == 0 && (query || a->key)) || (a->query_length == 0 && query) ||
          (a->key_length == 0 && a->key);
 }
 
-static void choose_arrays(forward_trial *t) {
+static void choose_arrays(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   const mha_config *c = &t->layer->config;
   a->query = choose_input(t, a->query_length, c->query_width, &a->query_batch_stride,
@@ -183,7 +168,7 @@ static void choose_arrays(forward_trial *t) {
 
 /* ---- cache ---- */
 
-static void choose_entries(forward_trial *t) {
+static void choose_entries(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   if (!t->cache)
     return;
@@ -201,14 +186,14 @@ static void choose_entries(forward_trial *t) {
     fuzz_cache_expect_appends(&t->trial, t->cache, a->batch, t->rows, t->to_entries, t->counts);
 }
 
-static int64_t length_after(const forward_trial *t, int64_t b) {
+static int64_t length_after(const fuzz_forward *t, int64_t b) {
   const int64_t entry = t->to_entries ? t->to_entries[b] : b;
   const int64_t new = t->counts ? t->counts[b] : t->rows;
   return t->cache->lengths[entry] + (appends(t) ? new : 0);
 }
 
 /* Lk as masks and results have it. */
-static int64_t visible_length(const forward_trial *t) {
+static int64_t visible_length(const fuzz_forward *t) {
   int64_t most = 0;
   if (!t->cache)
     return t->rows;
@@ -220,7 +205,7 @@ static int64_t visible_length(const forward_trial *t) {
 
 /* ---- rules and positions ---- */
 
-static void choose_rules(forward_trial *t) {
+static void choose_rules(fuzz_forward *t) {
   const bool packed = t->rules.to.packed;
   const fuzz_rules_for to = {.B = t->args.batch,
                              .H = t->layer->config.n_heads,
@@ -238,7 +223,7 @@ static void choose_rules(forward_trial *t) {
 }
 
 /* Of entries that have grown: counted from behind what they hold. */
-static int64_t last_counted_position(const forward_trial *t) {
+static int64_t last_counted_position(const fuzz_forward *t) {
   int64_t most = t->args.query_length > t->rows ? t->args.query_length : t->rows;
   for (int64_t e = 0; t->cache && e < t->cache->sizes.n_entries; e++)
     if (t->cache->lengths[e] + 48 > most)
@@ -246,7 +231,7 @@ static int64_t last_counted_position(const forward_trial *t) {
   return most;
 }
 
-static int64_t *choose_positions(forward_trial *t, int64_t n) {
+static int64_t *choose_positions(fuzz_forward *t, int64_t n) {
   int64_t *positions = NULL;
   if (fuzz_read_one_in(t->trial.reader, 4)) {
     positions = fuzz_pool_integers(&t->trial.pool, n);
@@ -256,7 +241,7 @@ static int64_t *choose_positions(forward_trial *t, int64_t n) {
   return positions;
 }
 
-static void choose_all_positions(forward_trial *t) {
+static void choose_all_positions(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   mha_forward_args *a = &t->args;
   const mha_config *c = &t->layer->config;
@@ -278,17 +263,17 @@ static void choose_all_positions(forward_trial *t) {
 
 /* ---- what must not be read ---- */
 
-static void hide(forward_trial *t, const float *data, int64_t length, int64_t width,
+static void hide(fuzz_forward *t, const float *data, int64_t length, int64_t width,
                  int64_t batch_stride, int64_t row_stride, const int64_t *counts) {
-  const int64_t row = row_step(row_stride, width);
-  const int64_t batch = batch_step(batch_stride, row_stride, length, width);
+  const int64_t row = fuzz_row_step(row_stride, width);
+  const int64_t batch = fuzz_batch_step(batch_stride, row_stride, length, width);
   for (int64_t b = 0; counts && data && b < t->entries; b++)
     for (int64_t i = counts[b]; i < length; i++)
       fuzz_pool_hide(&t->trial.pool, data + b * batch + i * row, (size_t)width * sizeof *data);
 }
 
 /* Rows behind a length: of keys, and of queries that are no keys. */
-static void hide_rows(forward_trial *t) {
+static void hide_rows(fuzz_forward *t) {
   const mha_forward_args *a = &t->args;
   const mha_config *c = &t->layer->config;
   const int64_t *keys = t->cache ? t->counts : t->rules.key_lengths;
@@ -302,15 +287,15 @@ static void hide_rows(forward_trial *t) {
 
 /* ---- what is refused ---- */
 
-static bool has_rows(const forward_trial *t) {
+static bool has_rows(const fuzz_forward *t) {
   return t->args.batch > 0 && t->args.query_length > 0 && attends(t);
 }
 
-static bool has_keys(const forward_trial *t) {
+static bool has_keys(const fuzz_forward *t) {
   return t->args.batch > 0 && t->args.key && t->rows > 0 && (t->cache || t->args.query_length > 0);
 }
 
-static bool spoil_pointers(forward_trial *t) {
+static bool spoil_pointers(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   switch (fuzz_read(t->trial.reader, 0, 5)) {
   case 0:
@@ -337,7 +322,7 @@ static bool spoil_pointers(forward_trial *t) {
 }
 
 /* A huge batch has no array of that length: where one is given, only a negative one will do. */
-static bool spoil_sizes(forward_trial *t) {
+static bool spoil_sizes(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   int64_t *sizes[] = {&a->batch, &a->query_length, &a->key_length};
   const int64_t which = fuzz_read(t->trial.reader, 0, 2);
@@ -350,7 +335,7 @@ static bool spoil_sizes(forward_trial *t) {
 }
 
 /* A stride counts where something is stepped over. */
-static fuzz_expect spoil_strides(forward_trial *t) {
+static fuzz_expect spoil_strides(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   int64_t *strides[] = {&a->query_row_stride,  &a->query_batch_stride, &a->key_row_stride,
                         &a->key_batch_stride,  &a->value_row_stride,   &a->value_batch_stride,
@@ -366,7 +351,7 @@ static fuzz_expect spoil_strides(forward_trial *t) {
 }
 
 /* Something that the output must not overlap, or NULL. */
-static const void *find_neighbour(forward_trial *t) {
+static const void *find_neighbour(fuzz_forward *t) {
   const mha_forward_args *a = &t->args;
   mha_tensor k;
   mha_tensor v;
@@ -388,7 +373,7 @@ static const void *find_neighbour(forward_trial *t) {
 }
 
 /* The output lies where something else does, or within itself. */
-static bool spoil_output(forward_trial *t) {
+static bool spoil_output(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   if (!has_rows(t))
     return false;
@@ -403,7 +388,7 @@ static bool spoil_output(forward_trial *t) {
   return neighbour != NULL;
 }
 
-static bool spoil_cache(forward_trial *t) {
+static bool spoil_cache(fuzz_forward *t) {
   fuzz_reader *r = t->trial.reader;
   mha_forward_args *a = &t->args;
   const int64_t kind = fuzz_read(r, 0, 3);
@@ -438,7 +423,7 @@ static bool spoil_cache(forward_trial *t) {
   return false;
 }
 
-static bool spoil_positions(forward_trial *t) {
+static bool spoil_positions(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   const bool rotary = t->layer->config.rope != MHA_ROPE_NONE;
   if (!a->key && fuzz_read_one_in(t->trial.reader, 2)) {
@@ -450,7 +435,7 @@ static bool spoil_positions(forward_trial *t) {
   return rotary && has_rows(t) && !t->cache && !t->rules.query_starts && !t->rules.query_lengths;
 }
 
-static void spoil(forward_trial *t) {
+static void spoil(fuzz_forward *t) {
   bool certain = true;
   switch (fuzz_read(t->trial.reader, 0, 9)) {
   case 0:
@@ -488,10 +473,24 @@ static void spoil(forward_trial *t) {
   fuzz_trial_refuse(&t->trial, certain);
 }
 
+/* On the way back some of what is wrong is not looked at. */
+static void spoil_way_back(fuzz_forward *t) {
+  if (fuzz_read_one_in(t->trial.reader, 2)) {
+    fuzz_spoil_back(t);
+    return;
+  }
+  spoil(t);
+  if (t->trial.expect == FUZZ_FAILURE)
+    t->trial.expect = FUZZ_ANYTHING;
+}
+
 /* ---- the call ---- */
 
+static const fuzz_way ways[] = {FUZZ_FORWARD,        FUZZ_BACK,           FUZZ_FORWARD,
+                                FUZZ_BACK_WITH_TAPE, FUZZ_BACK_WITH_TAPE, FUZZ_FORWARD_WITH_TAPE};
+
 /* Scratch for it, or for a larger one, beforehand: it then allocates nothing. */
-static void reserve(forward_trial *t) {
+static void reserve(fuzz_forward *t) {
   const mha_forward_args *a = &t->args;
   mha_shape shape;
   MHA_INIT(&shape);
@@ -502,12 +501,19 @@ static void reserve(forward_trial *t) {
   shape.query_length = a->query_length > t->rows || !t->cache ? a->query_length : t->rows;
   shape.key_length = t->cache ? t->cache->sizes.capacity : t->rows;
   fuzz_enlarge_shape(&t->trial, &shape);
+  if (t->cache && t->way != FUZZ_FORWARD)
+    return;
+  shape.backward = t->way == FUZZ_BACK             ? MHA_BACKWARD_ALONE
+                   : t->way == FUZZ_BACK_WITH_TAPE ? MHA_BACKWARD_WITH_TAPE
+                                                   : MHA_BACKWARD_NONE;
   FUZZ_CHECK(mha_context_reserve(t->trial.session->context, t->layer->weights, &shape, NULL) ==
              MHA_OK);
+  if (t->tapes[0])
+    FUZZ_CHECK(mha_tape_reserve(t->tapes[0], t->layer->weights, &shape, NULL) == MHA_OK);
   t->trial.no_allocation = true;
 }
 
-static void finish(forward_trial *t) {
+static void finish(fuzz_forward *t) {
   fuzz_finish_rules(&t->trial, &t->rules);
   if (t->given[0])
     return;
@@ -517,17 +523,19 @@ static void finish(forward_trial *t) {
     a.results = t->rules.wanted[run];
     if (t->cache && run == 1 && !t->no_twin)
       a.cache = t->cache->twin;
+    a.tape = fuzz_goes_back(t) ? NULL : t->tapes[run];
     t->given[run] = fuzz_trial_struct(&t->trial, &a, sizeof a, false);
   }
 }
 
 void fuzz_try_forward(fuzz_session *session) {
-  forward_trial t = {.layer = NULL};
+  fuzz_forward t = {.layer = NULL};
   t.layer = &session->layers[fuzz_read(session->reader, 0, FUZZ_N_LAYERS - 1)];
   if (!t.layer->weights)
     return;
   t.weights = t.layer->weights;
   fuzz_trial_begin(&t.trial, session);
+  t.way = ways[t.trial.left % (int64_t)(sizeof ways / sizeof *ways)];
   t.trial.make = forward;
   MHA_INIT(&t.args);
   choose_cache(&t);
@@ -537,12 +545,21 @@ void fuzz_try_forward(fuzz_session *session) {
   choose_rules(&t);
   choose_all_positions(&t);
   hide_rows(&t);
-  if (t.trial.hostile)
+  if (fuzz_goes_back(&t))
+    fuzz_choose_back(&t);
+  if (t.way == FUZZ_FORWARD_WITH_TAPE)
+    fuzz_choose_tapes(&t);
+  if (t.trial.hostile && fuzz_goes_back(&t))
+    spoil_way_back(&t);
+  else if (t.trial.hostile)
     spoil(&t);
   else if (fuzz_read_one_in(t.trial.reader, 4))
     reserve(&t);
   finish(&t);
+  if (fuzz_goes_back(&t))
+    fuzz_finish_back(&t);
   (void)fuzz_trial_run(&t.trial);
+  fuzz_end_tapes(&t);
 }
 
 /* ---- the article's call ---- */

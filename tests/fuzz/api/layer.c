@@ -339,12 +339,16 @@ static void check_config(const mha_weights *weights, const mha_config *full) {
   FUZZ_CHECK(c.norm == full->norm && c.softcap == full->softcap && !c.allocator);
 }
 
-static void keep_layer(layer_trial *t, fuzz_layer *layer) {
+static void keep_layer(layer_trial *t, const mha_matrices *m, fuzz_layer *layer) {
+  const int64_t ld[] = {m->query_ld, m->key_ld, m->value_ld, m->output_ld};
   check_config(t->made[0], &t->full);
   fuzz_end_layer(layer);
   layer->weights = t->made[0];
   layer->references = 1;
   layer->config = t->full;
+  memset(layer->ld, 0, sizeof layer->ld);
+  if (t->element == MHA_F32)
+    memcpy(layer->ld, ld, sizeof layer->ld);
   layer->arrays = t->lasting;
   layer->borrowed = t->element == MHA_F32 ? t->borrowed : NULL;
 }
@@ -379,7 +383,7 @@ void fuzz_make_layer(fuzz_session *session) {
   const mha_status status = fuzz_trial_run(&t.trial);
   mha_weights_destroy(t.made[1]);
   if (status == MHA_OK && !was_hostile) {
-    keep_layer(&t, &session->layers[fuzz_read(r, 0, FUZZ_N_LAYERS - 1)]);
+    keep_layer(&t, &m, &session->layers[fuzz_read(r, 0, FUZZ_N_LAYERS - 1)]);
     return;
   }
   mha_weights_destroy(t.made[0]);

@@ -71,6 +71,11 @@ void fuzz_pool_allow(fuzz_pool *pool, const void *begin, size_t bytes) {
   FUZZ_CHECK(bytes == 0);
 }
 
+void fuzz_pool_forbid(fuzz_pool *pool) {
+  for (fuzz_block *b = pool->first; b; b = b->next)
+    b->runs = FUZZ_NO_RUN;
+}
+
 void fuzz_pool_hide(fuzz_pool *pool, const void *begin, size_t bytes) {
   if (pool->n_hidden == FUZZ_MOST_HIDDEN)
     return;

@@ -45,6 +45,8 @@ int64_t *fuzz_pool_integers(fuzz_pool *pool, int64_t n);
 /* An output of n floats, of which fuzz_pool_allow says which may be written. */
 float *fuzz_pool_output(fuzz_pool *pool, int64_t n, int runs, bool complete);
 void fuzz_pool_allow(fuzz_pool *pool, const void *begin, size_t bytes);
+/* No run writes into the outputs that there are so far. */
+void fuzz_pool_forbid(fuzz_pool *pool);
 
 /* These bytes must not be read. Only the address sanitizer sees to it. */
 void fuzz_pool_hide(fuzz_pool *pool, const void *begin, size_t bytes);

@@ -25,6 +25,7 @@ typedef struct fuzz_layer {
   mha_weights *weights; /* NULL = none yet */
   int references;
   mha_config config; /* all sizes filled in */
+  int64_t ld[4];     /* of Wq, Wk, Wv and Wo as they were given, 0 = dense */
   fuzz_pool arrays;  /* that the layer goes on reading */
   float *borrowed;   /* one of them, or NULL */
 } fuzz_layer;
@@ -78,6 +79,7 @@ typedef struct fuzz_trial {
   bool hostile;       /* one thing in it is still to be made wrong */
   bool without_error; /* NULL in the place of the mha_error */
   bool no_allocation; /* scratch is reserved */
+  int64_t left;       /* 0 to 15: a choice without a byte, see fuzz_read_left */
   mha_status (*make)(struct fuzz_trial *trial, mha_context *context, bool again, mha_error *error);
 } fuzz_trial;
 

@@ -66,6 +66,7 @@ void fuzz_trial_begin(fuzz_trial *trial, fuzz_session *session) {
   *trial = begin;
   trial->hostile = fuzz_read_one_in(reader, 3);
   trial->without_error = fuzz_read_one_in(reader, 16);
+  trial->left = fuzz_read_left(reader);
   trial->pool.shift = fuzz_read_one_in(reader, 4) ? (size_t)fuzz_read(reader, 1, 15) : 0;
   fuzz_caches_remember(session);
 }
