@@ -1377,6 +1377,8 @@ typedef struct mha_attend_backward_args {
   int64_t dy_head_stride;   /**< from one head to the next */
   const float *log_sum_exp; /**< [B][H][Lq], what the forward call gave as
                                  mha_results.log_sum_exp; args.output must then hold what it wrote.
+                                 A weight is exp(score - log_sum_exp), so it is as exact as that
+                                 float: where scores are in the hundreds or beyond, leave it out.
                                  NULL = both are computed again, args.output is not looked at */
   float *d_q;               /**< as q */
   float *d_k;               /**< as k, as float32 */
