@@ -1,5 +1,6 @@
 """A binding for Python in small: ctypes, NumPy arrays that a layer borrows, a file opened once,
-halves of the keys merged, gradients by way of a tape. The structs are written down from mha.h; docs/layouts.md has their sizes.
+halves of the keys merged, gradients by way of a tape. The structs are written down from mha.h;
+docs/layouts.md has their sizes.
 
     binding.py <path of libmha.so>
 """
