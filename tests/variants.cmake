@@ -78,7 +78,8 @@ endfunction()
 foreach(path IN ITEMS
         runtime/threads runtime/process runtime/backward_memory cache/generation cache/generation_bits
         cache/generation_limits cache/cache_types attention/attend attention/few attention/stored attention/dropout
-        layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties)
+        attention/attend_backward layer/backward layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties
+        api/backward_properties)
   mha_test_again(${path} mha_tiny)
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
@@ -88,7 +89,8 @@ set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_li
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
         cache/generation_limits cache/cache_types attention/attend attention/few attention/stored attention/dropout
-        layer/forward layer/types api/properties api/engines)
+        attention/attend_backward layer/backward layer/forward layer/types api/properties api/backward_properties
+        api/engines)
   mha_test_again(${path} mha_plain)
   get_filename_component(name ${path} NAME)
   set_tests_properties(${name}_plain PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1) # loops are slow
@@ -97,8 +99,10 @@ if(has_xsmm)
   foreach(path IN ITEMS
           runtime/threads runtime/allocation_failure cache/generation
           cache/generation_bits cache/generation_limits cache/cache_types attention/attend
-          attention/few attention/stored attention/dropout attention/merge layer/forward layer/norm layer/rope
-          layer/types layer/convert api/faults api/fixed_answers api/properties api/article files/real)
+          attention/few attention/stored attention/dropout attention/merge
+          attention/attend_backward layer/backward layer/forward layer/norm layer/rope
+          layer/types layer/convert api/faults api/fixed_answers api/properties api/backward_properties api/article
+          files/real)
     mha_test_again(${path} mha_xsmm)
   endforeach()
   # kernels are generated for each layer
@@ -106,8 +110,9 @@ if(has_xsmm)
                        PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
   foreach(path IN ITEMS
           runtime/threads cache/generation cache/generation_bits cache/generation_limits
-          cache/cache_types attention/attend attention/stored attention/dropout layer/forward layer/rope layer/types
-          api/faults api/fixed_answers api/properties)
+          cache/cache_types attention/attend attention/stored attention/dropout
+          attention/attend_backward layer/backward layer/forward layer/rope layer/types
+          api/faults api/fixed_answers api/properties api/backward_properties)
     mha_test_again(${path} mha_xsmm_tiny)
     get_filename_component(name ${path} NAME)
     set_tests_properties(${name}_xsmm_tiny PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
@@ -115,7 +120,7 @@ if(has_xsmm)
 endif()
 
 # Products of many types and options: the variants take a few of them, sanitizers too.
-foreach(name IN ITEMS types stored cache_types)
+foreach(name IN ITEMS types stored cache_types backward attend_backward backward_properties)
   foreach(suffix IN ITEMS _tiny _plain _xsmm _xsmm_tiny)
     if(TEST ${name}${suffix})
       set_tests_properties(${name}${suffix} PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)

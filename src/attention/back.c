@@ -12,6 +12,7 @@
  * it. A query that meets one takes no part in products; its gradients become NaN where it sees. */
 #include "back.h"
 
+#include "base/memory.h"
 #include "dropout.h"
 #include "engine/derivative.h"
 #include "engine/softmax.h"
@@ -29,17 +30,28 @@
 #endif
 _Static_assert(MHA_EDGE_TILE <= MHA_BACK_KEYS, "the scratch of a task holds MHA_BACK_KEYS keys");
 
-/* ---- scratch ---- */
+/* ---- the cut ---- */
 
-mha_cut mha_back_cut(void) {
+/* n rows in tiles of at most `most`, none of them much shorter than the others. */
+static int64_t share_out(int64_t n, int64_t most) {
+  const int64_t tiles = mha_max(n / most + (n % most != 0), 1);
+  const int64_t even = n / tiles + (n % tiles != 0);
+  return mha_max(mha_min((even + MHA_LANES - 1) / MHA_LANES * MHA_LANES, most), 1);
+}
+
+mha_cut mha_back_cut(const mha_cut_sizes *s) {
+  const int64_t keys = share_out(s->span, MHA_BACK_KEYS);
   const mha_cut cut = {.heads = 1,
-                       .queries = MHA_BACK_QUERIES,
-                       .tile_keys = MHA_BACK_KEYS,
-                       .product_keys = MHA_BACK_KEYS,
+                       .queries = share_out(s->Lq, MHA_BACK_QUERIES),
+                       .tile_keys = keys,
+                       .product_keys = keys,
                        .parts = 1};
   return cut;
 }
 
+/* ---- scratch ---- */
+
+/* By the largest tiles, so that it grows with the sizes: narrow tiles, too, are no wider. */
 static int64_t row_stride(int64_t span) {
   return mha_min(span, MHA_BACK_KEYS);
 }
@@ -94,12 +106,27 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
 
 /* ---- keys ---- */
 
+/* Rows of a head lie in pages of their own, so nobody guesses the next ones. */
+enum { ROWS_AHEAD = 8 };
+
+static void fetch_ahead(const mha_stored *rows, int64_t r) {
+  if (r + ROWS_AHEAD < rows->rows)
+    mha_memory_fetch(mha_element_at(rows->data, rows->element, (r + ROWS_AHEAD) * rows->row_stride),
+                     1, 0, mha_element_bytes(rows->element, rows->columns));
+}
+
 /* Row r of an array of any type as float32; false, and 0, if a number in it is not finite. */
 static bool gather_row(float *to, const mha_stored *rows, int64_t r) {
-  mha_numbers_widen(to, mha_element_at(rows->data, rows->element, r * rows->row_stride),
-                    rows->element, rows->columns);
-  if (mha_row_is_finite(to, rows->columns))
-    return true;
+  const void *row = mha_element_at(rows->data, rows->element, r * rows->row_stride);
+  fetch_ahead(rows, r);
+  if (rows->element == MHA_F32) {
+    if (mha_row_copy_finite(to, row, rows->columns))
+      return true;
+  } else {
+    mha_numbers_widen(to, row, rows->element, rows->columns);
+    if (mha_row_is_finite(to, rows->columns))
+      return true;
+  }
   memset(to, 0, (size_t)rows->columns * sizeof *to);
   return false;
 }
@@ -138,6 +165,14 @@ static mha_stored dy_rows(const mha_back *back, int64_t i, int64_t n) {
   return rows;
 }
 
+/* O of the same, what step 3 gave: [n][dv]. */
+static mha_stored output_rows(const mha_back *back, int64_t i, int64_t n) {
+  const mha_core *core = &back->call->core;
+  const mha_stored rows = {
+      mha_core_output(core, back->b, back->h, i), MHA_F32, n, core->dv, core->output_row_stride, 1};
+  return rows;
+}
+
 static mha_stored query_rows(const mha_back *back, int64_t i, int64_t n) {
   const mha_view q = mha_core_queries(&back->call->core, back->b, back->h, i, n);
   const mha_stored rows = {q.data, MHA_F32, q.rows, q.columns, q.row_stride, 1};
@@ -149,25 +184,27 @@ static int64_t row_index(const mha_back *back, int64_t r) {
 }
 
 /* D of a row that sees keys, and whether its query is bad. */
-static bool judge_query(mha_back *back, int64_t r, bool is_good) {
+static bool judge_query(mha_back *back, const mha_stored *output, int64_t r, bool is_good) {
   const mha_core *core = &back->call->core;
   const int64_t index = row_index(back, r);
-  const float dot = (float)mha_row_dot(
-      back->dy + r * core->dv, mha_core_output(core, back->b, back->h, back->i + r), core->dv);
+  const float *o = (const float *)output->data + r * output->row_stride;
+  const float dot = (float)mha_row_dot(back->dy + r * core->dv, o, core->dv);
   const bool is_bad =
       !is_good || !isfinite(core->row_max[index] + core->row_sum[index]) || !isfinite(dot);
   back->dots[r] = is_bad ? NAN : dot;
   return is_bad;
 }
 
-static void take_query(mha_back *back, const mha_stored *q, const mha_stored *dy, int64_t r) {
+static void take_query(mha_back *back, const mha_stored *q, const mha_stored *dy,
+                       const mha_stored *output, int64_t r) {
   const mha_core *core = &back->call->core;
   const bool sees = core->row_max[row_index(back, r)] != -INFINITY;
   const bool q_is_good = gather_row(back->q + r * core->d, q, r);
   const bool dy_is_good = gather_row(back->dy + r * core->dv, dy, r);
+  fetch_ahead(output, r);
   back->dots[r] = 0.0f;
   back->sums[r] = back->totals[r] = 0.0;
-  back->bad_queries[r] = sees && judge_query(back, r, q_is_good && dy_is_good);
+  back->bad_queries[r] = sees && judge_query(back, output, r, q_is_good && dy_is_good);
   back->has_bad_queries |= back->bad_queries[r] != 0;
   if (sees && !back->bad_queries[r])
     return;
@@ -184,8 +221,9 @@ void mha_back_take_queries(mha_back *back, int64_t h, int64_t i, int64_t n) {
   back->has_bad_queries = false;
   const mha_stored q = query_rows(back, i, back->live);
   const mha_stored dy = dy_rows(back, i, back->live);
+  const mha_stored output = output_rows(back, i, back->live);
   for (int64_t r = 0; r < back->live; r++)
-    take_query(back, &q, &dy, r);
+    take_query(back, &q, &dy, &output, r);
 }
 
 /* ---- one row ---- */
@@ -211,8 +249,8 @@ static void make_bad(float *weights, float *gradient, int64_t n) {
 }
 
 /* A shift of its scores changes no softmax, so a row of dF sums to 0, or with a sink to P_sink·D.
- * What rounding has left of that is taken from the keys of its last tile by their weights: sums
- * over many rows, such as the gradients of Wk, would show it. */
+ * What rounding has left of that is taken from the keys of its last tile by their weights: a row
+ * with few keys, and sums over many rows, would show it. */
 static void settle_sum(const mha_back *back, int64_t r, float denominator, const float *weights,
                        float *gradient, int64_t n) {
   const mha_core *core = &back->call->core;

@@ -27,13 +27,13 @@ typedef struct mha_back {
   int64_t stride;
   float *dots;             /* D [n] */
   double *sums;            /* [n] of dF, of the tiles so far */
-  double *totals;          /* [n] of dS, likewise; under a softcap */
+  double *totals;          /* [n] of dS, of the tiles so far; under a softcap */
   double slope;            /* Σ dF·|i + off - j| of the head, likewise */
   float *capped, *factors; /* of one row */
 } mha_back;
 
 /* Tiles of the way back, for the walk over them. */
-mha_cut mha_back_cut(void);
+mha_cut mha_back_cut(const mha_cut_sizes *sizes);
 
 /* Lays out a worker's scratch. */
 mha_back_offsets mha_back_plan(const mha_cut_sizes *sizes, mha_layout *layout);

@@ -43,7 +43,7 @@ static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
   if (groups >= MHA_BACK_TASKS || groups == 0)
     return cut;
   const int64_t heads = s->B * mha_min(s->H, MHA_BACK_TASKS);
-  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut().queries);
+  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut(s).queries);
   cut.heads = 1;
   cut.chunks = mha_min(divide_up(MHA_BACK_TASKS, heads), tiles);
   cut.shares = group * cut.chunks;
@@ -68,7 +68,7 @@ static int64_t most_tasks(const mha_cut_sizes *s) {
   int64_t tasks = 0;
   int64_t most = INT64_MAX;
   if (mha_multiply(s->B, s->H, &tasks) &&
-      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut().queries) + 1, &tasks))
+      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut(s).queries) + 1, &tasks))
     most = tasks;
   return most;
 }
@@ -100,7 +100,7 @@ mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *s, int32_t n_threads
 void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratch *at) {
   const mha_cut_sizes sizes = mha_core_cut_sizes(&call->core);
   mha_layout layout = {0};
-  call->core.cut = mha_back_cut();
+  call->core.cut = mha_back_cut(&sizes);
   call->cut = cut_call(&sizes);
   call->shared_k = (float *)(void *)(arena + at->shared_k);
   call->shared_v = (float *)(void *)(arena + at->shared_v);
@@ -245,7 +245,6 @@ static mha_status back_queries(mha_back *back, int64_t h, int64_t i, int64_t n) 
   const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
   const mha_visibility *v = &core->visibility;
-  const mha_range all = {i, i + n};
   mha_back_take_queries(back, h, i, n);
   memset(back->d_q, 0, (size_t)(n * core->d) * sizeof(float));
   mha_tile_walk walk = mha_walk_visible(v, &core->cut, back->b, i, back->live);
@@ -257,7 +256,8 @@ static mha_status back_queries(mha_back *back, int64_t h, int64_t i, int64_t n) 
     if (!status)
       status = add_products(back, walk.rows, walk.keys);
   }
-  deliver(call, &call->q, call->accumulate_heads, back->b, mha_query_start(v, back->b), all, h,
+  const mha_range rows = {i, i + (call->accumulate_heads ? back->live : n)};
+  deliver(call, &call->q, call->accumulate_heads, back->b, mha_query_start(v, back->b), rows, h,
           back->d_q, core->d);
   return status;
 }
@@ -292,9 +292,11 @@ static void deliver_keys(const mha_back *back, int64_t share) {
   const mha_gradient *call = back->call;
   const mha_core *core = &call->core;
   const int64_t start = mha_key_start(&core->visibility, back->b);
-  const mha_range rows = {0, rows_of(&core->visibility, back->b, true)};
   const bool is_shared = call->cut.shares > 1;
   const bool add = call->accumulate_heads && !is_shared;
+  /* rows beyond a length keep what is there */
+  const mha_range rows = {0, add ? mha_key_count(&core->visibility, back->b)
+                                 : rows_of(&core->visibility, back->b, true)};
   mha_gradient_heads k = call->k;
   mha_gradient_heads v = call->v;
   if (is_shared && k.data)
@@ -347,7 +349,9 @@ static mha_status share_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = &call->core;
   const int64_t b = index / core->G;
   const int64_t g = index % core->G;
-  const int64_t n = rows_of(&core->visibility, b, true);
+  const mha_visibility *v = &core->visibility;
+  /* rows beyond a length keep what is there */
+  const int64_t n = call->accumulate_heads ? mha_key_count(v, b) : rows_of(v, b, true);
   for (int64_t j = 0; j < n; j++) {
     if (call->k.data)
       add_shares(call, &call->k, call->shared_k, b, g, j, core->d);

@@ -156,7 +156,7 @@ static inline float gradient_of(float gradient, float weight, float dot) {
 
 MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict gradient, int64_t n,
                                        float max, float share, float dot) {
-  double lanes[MHA_LANES] = {0};
+  float lanes[MHA_LANES] = {0};
   double sum = 0.0;
   int64_t j = 0;
   for (; j + MHA_LANES <= n; j += MHA_LANES)
@@ -165,7 +165,7 @@ MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict g
       const float g = gradient_of(gradient[j + k], weight, dot);
       scores[j + k] = weight;
       gradient[j + k] = g;
-      lanes[k] += (double)g;
+      lanes[k] += g;
     }
   for (; j < n; j++) {
     scores[j] = weight_of(scores[j], max, share);
@@ -173,7 +173,7 @@ MHA_CLONES double mha_row_softmax_back(float *restrict scores, float *restrict g
     sum += (double)gradient[j];
   }
   for (int k = 0; k < MHA_LANES; k++)
-    sum += lanes[k];
+    sum += (double)lanes[k];
   return sum;
 }
 
@@ -240,6 +240,24 @@ MHA_CLONES bool mha_row_is_finite(const float *row, int64_t n) {
   float sum = 0.0f;
   for (; j < n; j++)
     sum += row[j] - row[j];
+  for (int k = 0; k < MHA_LANES; k++)
+    sum += lanes[k];
+  return sum == 0.0f;
+}
+
+MHA_CLONES bool mha_row_copy_finite(float *restrict copy, const float *restrict row, int64_t n) {
+  float lanes[MHA_LANES] = {0};
+  float sum = 0.0f;
+  int64_t j = 0;
+  for (; j + MHA_LANES <= n; j += MHA_LANES)
+    for (int k = 0; k < MHA_LANES; k++) {
+      copy[j + k] = row[j + k];
+      lanes[k] += row[j + k] - row[j + k]; /* as below */
+    }
+  for (; j < n; j++) {
+    copy[j] = row[j];
+    sum += row[j] - row[j];
+  }
   for (int k = 0; k < MHA_LANES; k++)
     sum += lanes[k];
   return sum == 0.0f;

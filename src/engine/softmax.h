@@ -27,7 +27,7 @@ float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *lar
  *
  *   weight = exp(score - max)·share,  gradient = weight·(gradient - dot)
  *
- * in place of scores and gradient, and returns the sum of the gradients. 0 are the weights of
+ * in place of scores and gradient; returns the sum of the gradients. 0 are the weights of
  * hidden keys and those below the smallest normal number, and the gradients of such weights,
  * whatever came; a score above max counts as max. */
 double mha_row_softmax_back(float *scores, float *gradient, int64_t n, float max, float share,
@@ -53,6 +53,9 @@ void mha_row_add_alibi(float *row, int64_t n, float slope, float first);
 
 /* row[j] = -inf where attend[j] is 0. */
 void mha_row_hide(float *row, const uint8_t *attend, int64_t n);
+
+/* copy = row; true if no element is NaN or infinite. They do not overlap. */
+bool mha_row_copy_finite(float *copy, const float *row, int64_t n);
 
 /* True if no element is NaN or infinite. */
 bool mha_row_is_finite(const float *row, int64_t n);

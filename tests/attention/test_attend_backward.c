@@ -134,6 +134,50 @@ static void sinks_of_any_size(void **state) {
     }
 }
 
+/* Offsets and windows far beyond any length neither overflow nor wrap: a query sees all keys, as
+ * without them, or none. */
+static void offsets_and_windows_without_end(void **state) {
+  const struct {
+    int causal;
+    int64_t offset, left, right;
+    bool seen;
+  } rows[] = {
+      {1, INT64_MAX, -1, -1, true},          {1, INT64_MIN, -1, -1, false},
+      {0, 0, INT64_MAX, INT64_MAX, true},    {0, INT64_MAX, 0, -1, false},
+      {0, INT64_MIN, -1, 0, false},          {1, INT64_C(1) << 40, INT64_C(1) << 41, 0, true},
+      {0, -(INT64_C(1) << 40), 0, 0, false},
+  };
+  (void)state;
+  for (size_t i = 0; i < COUNT(rows); i++)
+    for (int each = 0; each < 2; each++) {
+      test_back_build(&back, &(test_back_case){.forward = {.seed = i,
+                                                           .core = true,
+                                                           .Lq = 3,
+                                                           .Lk = 5,
+                                                           .H = 2,
+                                                           .d = 2,
+                                                           .sinks = true,
+                                                           .window = true,
+                                                           .left = -1,
+                                                           .right = -1,
+                                                           .alignment = MHA_ALIGN_OFFSET,
+                                                           .offset_each = each}});
+      test_note("offset or window %zu", i);
+      test_back_run(&back);
+      float *open = test_back_copy(&back), *at = open;
+      back.f.rules.causal = rows[i].causal;
+      back.f.rules.offset = back.f.offsets[0] = rows[i].offset;
+      back.f.rules.window_left = rows[i].left;
+      back.f.rules.window_right = rows[i].right;
+      test_back_run(&back);
+      for (int k = 0; k < TEST_GRADIENTS; at += back.gradients[k++].floats)
+        for (int64_t n = 0; n < back.gradients[k].floats; n++)
+          assert_true(test_equal_bits(back.gradients[k].data[n], rows[i].seen ? at[n] : 0.0F));
+      free(open);
+      test_back_release(&back);
+    }
+}
+
 /* ---- Addresses ------------------------------------------------------------------------------- */
 
 /* A tensor spread over entries or heads by strides of 0 has no gradient of its own; the others
@@ -203,10 +247,15 @@ static void packed_qkv(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_layout),      cmocka_unit_test(every_size),
-      cmocka_unit_test(every_bias),        cmocka_unit_test(stored_keys_and_values),
-      cmocka_unit_test(sinks_of_any_size), cmocka_unit_test(broadcast_tensors_have_no_gradient),
-      cmocka_unit_test(packed_qkv),        cmocka_unit_test(random_calls),
+      cmocka_unit_test(every_layout),
+      cmocka_unit_test(every_size),
+      cmocka_unit_test(every_bias),
+      cmocka_unit_test(stored_keys_and_values),
+      cmocka_unit_test(sinks_of_any_size),
+      cmocka_unit_test(offsets_and_windows_without_end),
+      cmocka_unit_test(broadcast_tensors_have_no_gradient),
+      cmocka_unit_test(packed_qkv),
+      cmocka_unit_test(random_calls),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@ static void random_layers(void **state) {
   test_random random;
   (void)state;
   test_random_seed(&random, 41);
-  for (uint64_t seed = 1; seed <= (test_small() ? 100 : 1500); seed++) {
+  for (uint64_t seed = 1; seed <= (test_small() ? 100 : 1000); seed++) {
     const test_back_case c = test_back_draw(&random, seed, false);
     test_back_check(&c);
   }
@@ -236,12 +236,100 @@ static void gradients_in_one_block(void **state) {
   }
 }
 
+/* A layer that was converted has copies without gaps, as mha_weights_matrices shows. */
+static void gradients_of_a_converted_layer(void **state) {
+  (void)state;
+  for (int out_in = 0; out_in < 2; out_in++) {
+    mha_weights *converted = NULL;
+    mha_matrices shown;
+    mha_error error;
+    test_back_build(&back, &(test_back_case){.forward = {.seed = 4,
+                                                         .Lq = 6,
+                                                         .H = 4,
+                                                         .d = 3,
+                                                         .Eq = 5,
+                                                         .Eo = 7,
+                                                         .out_in = out_in,
+                                                         .borrow = true,
+                                                         .weight_layout = TEST_GAPS}});
+    test_back_run(&back);
+    float *apart = test_back_copy(&back), *at = apart;
+    test_expect(
+        mha_weights_convert(back.weights, MHA_F32, &back.f.allocator.mha, &converted, &error),
+        MHA_OK, &error);
+    MHA_INIT(&shown);
+    test_expect(mha_weights_matrices(converted, &shown, &error), MHA_OK, &error);
+    mha_weights_destroy(back.weights);
+    back.weights = converted;
+    test_expect(test_back_call(&back, &error), MHA_OK, &error);
+    for (int k = 0; k < TEST_GRADIENTS; k++) {
+      const test_gradient *g = &back.gradients[k];
+      const bool is_matrix = k >= TEST_D_WQ && k <= TEST_D_WO;
+      for (int64_t r = 0; is_matrix && r < g->rows; r++)
+        test_same_bits(g->name, (test_shape){{1, 1, 1, g->columns}}, g->data + r * g->columns,
+                       at + g->row_at[r]);
+      at += g->floats;
+    }
+    assert_int_equal(shown.query_ld, back.gradients[TEST_D_WQ].columns);
+    free(apart);
+    test_back_release(&back);
+  }
+}
+
+/* A tape that was filled by a longer call, then by a shorter one, then by the longer one again. */
+static void a_tape_is_filled_again(void **state) {
+  const int64_t lengths[] = {20, 7, 20};
+  (void)state;
+  test_back_build(&back, &(test_back_case){.forward = {.seed = 6,
+                                                       .Lq = 20,
+                                                       .Lk = 15,
+                                                       .H = 4,
+                                                       .G = 2,
+                                                       .d = 6,
+                                                       .biases = TEST_ALL,
+                                                       .norm = MHA_NORM_PER_HEAD,
+                                                       .rope = MHA_ROPE_HALVES},
+                                           .kept = true});
+  for (size_t k = 0; k < COUNT(lengths); k++) {
+    mha_tape *tape = back.tape;
+    back.f.args.query_length = lengths[k];
+    test_back_forward(&back);
+    test_back_run(&back);
+    float *first = test_back_copy(&back);
+    back.tape = NULL;
+    test_back_run(&back);
+    test_back_same(&back, first, NULL, NULL);
+    if (lengths[k] == 20)
+      test_back_judge(&back);
+    back.tape = tape;
+    free(first);
+  }
+  test_back_release(&back);
+}
+
+static void large_heads(void **state) {
+  const int64_t large[] = {96, 128, 200, 256};
+  (void)state;
+  for (size_t i = 0; i < (test_small() ? 1 : COUNT(large)); i++)
+    test_back_check(&(test_back_case){.forward = {.seed = i,
+                                                  .Lq = 40,
+                                                  .H = 2,
+                                                  .d = large[i],
+                                                  .Eq = 100,
+                                                  .source = TEST_SELF,
+                                                  .rope = MHA_ROPE_INTERLEAVED,
+                                                  .biases = TEST_ALL},
+                                      .kept = i % 2});
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_norm_and_rope),    cmocka_unit_test(every_way_to_lay_weights),
       cmocka_unit_test(every_matrix_absent),    cmocka_unit_test(wide_layers_and_many_rows),
       cmocka_unit_test(long_sequences),         cmocka_unit_test(nothing_to_do),
-      cmocka_unit_test(gradients_in_one_block), cmocka_unit_test(random_layers),
+      cmocka_unit_test(gradients_in_one_block), cmocka_unit_test(gradients_of_a_converted_layer),
+      cmocka_unit_test(a_tape_is_filled_again), cmocka_unit_test(large_heads),
+      cmocka_unit_test(random_layers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
