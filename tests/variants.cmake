@@ -76,7 +76,7 @@ function(mha_test_again path variant)
 endfunction()
 
 foreach(path IN ITEMS
-        runtime/threads runtime/process cache/generation cache/generation_bits
+        runtime/threads runtime/process runtime/backward_memory cache/generation cache/generation_bits
         cache/generation_limits cache/cache_types attention/attend attention/few attention/stored attention/dropout
         attention/attend_backward layer/backward layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties
         api/backward_properties)
@@ -84,7 +84,7 @@ foreach(path IN ITEMS
 endforeach()
 # tiny tiles need no long sequences, and 400 callers need not wait for each other in so many products
 set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_limits_tiny rope_tiny
-                     types_tiny stored_tiny cache_types_tiny process_tiny
+                     types_tiny stored_tiny cache_types_tiny process_tiny backward_memory_tiny
                      PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits

@@ -162,6 +162,14 @@ static mha_status back(const backward_call *c, const mha_core *core, mha_context
   return mha_gradient_run(&g, &context->threads);
 }
 
+/* Keys that are none may be NULL, but lie somewhere: addresses are made of them. */
+static void place_missing_keys(const backward_call *c, mha_core *core) {
+  if (!core->k.data)
+    core->k.data = c;
+  if (!core->v.data)
+    core->v.data = c;
+}
+
 /* Between entering the context and leaving it. */
 static mha_status compute(backward_call *c, mha_context *context, mha_error *error) {
   mha_core core = c->attend.core;
@@ -170,6 +178,7 @@ static mha_status compute(backward_call *c, mha_context *context, mha_error *err
   mha_status status = mha_back_scratch_take(context, NULL, &size, again, &c->scratch, error);
   if (status)
     return status;
+  place_missing_keys(c, &core);
   if (again)
     status = attend_again(c, &core, context, error);
   else

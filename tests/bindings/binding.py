@@ -1,5 +1,6 @@
 """A binding for Python in small: ctypes, NumPy arrays that a layer borrows, a file opened once,
-halves of the keys merged. The structs are written down from mha.h; docs/layouts.md has their sizes.
+halves of the keys merged, gradients by way of a tape. The structs are written down from mha.h;
+docs/layouts.md has their sizes.
 
     binding.py <path of libmha.so>
 """
@@ -90,6 +91,32 @@ class AttendArgs(Struct):
     )
 
 
+class ForwardArgs(Struct):
+    _fields_ = (
+        [("struct_size", c.c_size_t), ("flags", c.c_uint32), ("accumulate", c.c_int32)]
+        + [("cache_mode", c.c_int32), ("reserved", c.c_int32)]
+        + [(n, c.c_int64) for n in ("batch", "query_length", "key_length")]
+        + [(n, c.c_void_p) for n in ("query", "key", "value", "output")]
+        + [("%s_%s_stride" % (a, n), c.c_int64)
+           for a in ("query", "key", "value", "output") for n in ("batch", "row")]
+        + [("rules", c.c_void_p), ("results", c.POINTER(Results)), ("cache", c.c_void_p)]
+        + [(n, c.c_void_p) for n in ("cache_entries", "new_lengths", "expected_lengths")]
+        + [(n, c.c_int64) for n in ("query_position", "key_position")]
+        + [(n, c.c_void_p) for n in ("query_positions", "key_positions", "tape")]
+    )
+
+
+class BackwardArgs(Struct):
+    _fields_ = (
+        [("struct_size", c.c_size_t), ("flags", c.c_uint32), ("accumulate", c.c_int32)]
+        + [("dy", c.c_void_p), ("dy_batch_stride", c.c_int64), ("dy_row_stride", c.c_int64)]
+        + [("d_" + n, c.c_void_p) for n in ("query", "key", "value", "wq", "wk", "wv", "wo")]
+        + [("d_" + n, c.c_void_p) for n in ("bq", "bk", "bv", "bo", "query_norm", "key_norm")]
+        + [("d_" + n, c.c_void_p) for n in ("bias", "alibi_slopes", "sinks")]
+        + [("tape", c.c_void_p)]
+    )
+
+
 class MergeArgs(Struct):
     _fields_ = (
         [("struct_size", c.c_size_t), ("flags", c.c_uint32), ("reserved", c.c_int32)]
@@ -163,6 +190,18 @@ def self_attention(context, layer, x):
     return y
 
 
+def gradients(context, layer, tape, x, dy):
+    """Those of x and Wq, by way of a tape."""
+    y, d_x, d_wq = np.empty_like(x), np.empty_like(x), np.empty((x.shape[2],) * 2, np.float32)
+    args = ForwardArgs(batch=x.shape[0], query_length=x.shape[1], query=x.ctypes.data,
+                       output=y.ctypes.data, tape=tape.pointer)
+    back = BackwardArgs(dy=dy.ctypes.data, d_query=d_x.ctypes.data, d_wq=d_wq.ctypes.data,
+                        tape=tape.pointer)
+    call("mha_forward", context.pointer, layer.pointer, c.byref(args))
+    call("mha_backward", context.pointer, layer.pointer, c.byref(args), c.byref(back))
+    return d_x, d_wq
+
+
 def by_hand(x, heads, wq, wk, wv, wo):
     """The layer in NumPy, in double precision."""
     x = x.astype(np.float64)
@@ -201,6 +240,18 @@ def main():
     assert len(kept) == 1, "the layer keeps what it borrows"
     y = self_attention(context, layer, x)
     assert np.abs(y - by_hand(x, heads, *w)).max() < 1e-4
+
+    dy, u = (random.normal(size=x.shape).astype(np.float32) for _ in range(2))
+    wu = random.normal(size=w[0].shape).astype(np.float32)
+    tape = Handle("tape", "mha_tape_create", None)
+    d_x, d_wq = gradients(context, layer, tape, x, dy)
+    h = 1e-4  # differences in double precision
+    along_x = (by_hand(x.astype(np.float64) + h * u, heads, *w)
+               - by_hand(x.astype(np.float64) - h * u, heads, *w)) / (2 * h)
+    along_wq = (by_hand(x, heads, w[0].astype(np.float64) + h * wu, *w[1:])
+                - by_hand(x, heads, w[0].astype(np.float64) - h * wu, *w[1:])) / (2 * h)
+    assert abs((along_x * dy).sum() - (d_x * u).sum()) < 1e-3 * np.abs(d_x * u).sum()
+    assert abs((along_wq * dy).sum() - (d_wq * wu).sum()) < 1e-3 * np.abs(d_wq * wu).sum()
 
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "layer.safetensors").encode()

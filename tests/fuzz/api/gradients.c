@@ -69,7 +69,7 @@ bool fuzz_spoil_gradients(fuzz_trial *trial, fuzz_gradients *gradients, const vo
     return false;
   const int64_t which = fuzz_read(r, 0, n - 1);
   const int64_t other = fuzz_read(r, 0, n - 1);
-  if (gradients->wanted[which].floats == 0)
+  if (gradients->wanted[which].floats == 0 || gradients->wanted[other].floats == 0)
     return false;
   if (which == other || fuzz_read_one_in(r, 2)) {
     if (neighbour)
@@ -77,5 +77,5 @@ bool fuzz_spoil_gradients(fuzz_trial *trial, fuzz_gradients *gradients, const vo
     return neighbour != NULL;
   }
   *gradients->wanted[which].member = *gradients->wanted[other].member;
-  return gradients->wanted[other].floats > 0;
+  return true;
 }
