@@ -42,10 +42,10 @@ static MHA_CLONES void make_words(const mha_philox *philox, uint64_t first, uint
       c2 = high(p0) ^ c3 ^ (k1 + round * MHA_PHILOX_KEY_STEP_1);
       c3 = p0;
     }
-    words[BLOCK * k] = (uint32_t)c0;
-    words[BLOCK * k + 1] = (uint32_t)c1;
-    words[BLOCK * k + 2] = (uint32_t)c2;
-    words[BLOCK * k + 3] = (uint32_t)c3;
+    words[(int64_t)BLOCK * k] = (uint32_t)c0;
+    words[(int64_t)BLOCK * k + 1] = (uint32_t)c1;
+    words[(int64_t)BLOCK * k + 2] = (uint32_t)c2;
+    words[(int64_t)BLOCK * k + 3] = (uint32_t)c3;
   }
 }
 

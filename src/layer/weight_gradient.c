@@ -134,8 +134,13 @@ static mha_view clean_rows(const float *data, const mha_rows_shape *shape, const
   return mha_view_rows(room, rows, columns, stride);
 }
 
+/* Numbers of a chunk of one factor. */
+static int64_t chunk_floats(void) {
+  return INT64_C(1) * MHA_GRADIENT_ROWS * (MHA_GRADIENT_PANEL + MHA_LANES + 1);
+}
+
 size_t mha_weight_gradient_bytes(void) {
-  return 2 * sizeof(float) * MHA_GRADIENT_ROWS * (MHA_GRADIENT_PANEL + MHA_LANES + 1);
+  return 2 * sizeof(float) * (size_t)chunk_floats();
 }
 
 /* ---- one panel ---- */
@@ -159,7 +164,7 @@ static mha_view x_rows(const panel *p, int64_t run, int64_t row, int64_t rows) {
 static mha_view dy_rows(const panel *p, int64_t run, int64_t row, int64_t rows) {
   const mha_weight_gradient *w = p->c->w;
   const float *dy = row_at(w->dy, &w->dy_shape, run, row);
-  float *room = p->room + MHA_GRADIENT_ROWS * (MHA_GRADIENT_PANEL + MHA_LANES + 1);
+  float *room = p->room + chunk_floats();
   if (atomic_load(&p->c->is_spoilt))
     return clean_rows(dy, &w->dy_shape, row_at(w->x, &w->x_shape, run, row), &w->x_shape, rows,
                       p->out, p->out_columns, room);
@@ -249,7 +254,7 @@ static double operations(const mha_weight_gradient *w) {
 }
 
 static mha_status run_matrices(const mha_context *context, job *j) {
-  mha_task_list scan = {.work = scan_task, .job = j, .n_tasks = j->n * SCAN_TASKS};
+  mha_task_list scan = {.work = scan_task, .job = j, .n_tasks = (int64_t)j->n * SCAN_TASKS};
   mha_task_list list = {.work = panel_task, .job = j};
   for (int k = 0; k < j->n; k++) {
     cut *c = &j->cuts[k];
