@@ -783,7 +783,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_context_create(const mha_context_options *
 /** Frees the context and its scratch. It must not be inside a call. NULL is ignored. */
 MHA_API void mha_context_destroy(mha_context *context);
 
-/** What a shape is for beside mha_forward or mha_attend. */
+/** What a shape is for beside mha_forward or mha_attend. The ways back of mha_attend are those with
+ *  as many heads: fewer of them may need more. */
 typedef enum mha_backward_use {
   MHA_BACKWARD_NONE = 0,      /**< nothing */
   MHA_BACKWARD_WITH_TAPE = 1, /**< mha_forward with a tape, and mha_backward with it; without
@@ -907,8 +908,9 @@ typedef struct mha_bias {
  * softmax and before P·V; weights that are asked for are those before. Weight (b, h, i, j) is kept
  * when a random word of 32 bits is at least p·2³². It is word e mod 4 of Philox4x32-10 ("Parallel
  * Random Numbers: As Easy as 1, 2, 3", 2011) with dropout_seed as key and with the counter (e/4,
- * dropout_call), each as two words, the low one first, and e = ((b·H + h)·Lq + i)·Lk + j. So the
- * same numbers drop the same weights on any machine, by any number of threads, and backward as
+ * dropout_call), each as two words, the low one first, and e = ((b·H + h)·Lq + i)·Lk + j, with Lk
+ * as masks have it; packed, i and j count within their sequence b, and Lq and Lk are all rows. So
+ * the same numbers drop the same weights on any machine, by any number of threads, and backward as
  * forward. A layer needs a seed of its own.
  */
 typedef struct mha_rules {
@@ -1304,8 +1306,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_tape_reserve(mha_tape *tape, const mha_wei
  * those that mha_weights_matrices shows), its numbers are float32 whatever the type of the thing,
  * and what lies between its rows is not touched. Gradients overlap nothing else that the call reads
  * or writes, and no two elements of one share an address. Two gradients may lie within one block
- * where their strides keep them apart: those of matrices as columns of it, those of inputs as parts
- * of its rows, as in [B][L][3][H][d].
+ * where their strides, each a multiple of the next, keep them apart: those of matrices as columns of
+ * it, those of inputs as parts of its rows, as in [B][L][3][H][d].
  */
 typedef struct mha_backward_args {
   size_t struct_size;      /**< set by MHA_INIT */

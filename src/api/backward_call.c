@@ -72,7 +72,9 @@ static mha_status add_matrix(mha_backward_call *c, const char *name, const float
   mha_address_ranges *ranges = &c->forward.ranges;
   const bool by_in = c->forward.weights->orientation != MHA_OUT_IN;
   const mha_projection g = mha_projection_gradient(p, by_in);
-  const int64_t elements = (p->in - 1) * g.in_stride + (p->out - 1) * g.out_stride + 1;
+  /* a leading dimension without a matrix was not checked */
+  const int64_t elements =
+      gradient ? (p->in - 1) * g.in_stride + (p->out - 1) * g.out_stride + 1 : 0;
   const mha_step row = {by_in ? p->in : p->out, p->given_ld};
   const mha_status status =
       mha_ranges_add(ranges, name, gradient, elements, sizeof(float), true, error);

@@ -127,11 +127,13 @@ mha_status mha_masks_add_bias_gradient(const mha_visibility *v, const char *name
                                   s->batch_stride,
                                   s->row_stride,
                                   s->head_stride};
-  if (data && mha_tensor_overlaps_itself(&shape))
+  const mha_status status =
+      mha_ranges_add(ranges, name, data, broadcast_extent(v, s), sizeof(float), true, error);
+  if (!status && data && mha_tensor_overlaps_itself(&shape))
     return mha_fail(error, MHA_ERROR_OVERLAP,
                     "%s has batch, head and row strides %lld, %lld, %lld; rule: no two elements of "
                     "a gradient share an address",
                     name, (long long)s->batch_stride, (long long)s->head_stride,
                     (long long)s->row_stride);
-  return mha_ranges_add(ranges, name, data, broadcast_extent(v, s), sizeof(float), true, error);
+  return status;
 }

@@ -10,7 +10,9 @@ mha_status mha_tape_create(const mha_allocator *allocator, mha_tape **tape, mha_
     return status;
   *tape = mha_memory_allocate(&prepared.allocator, sizeof **tape);
   if (!*tape)
-    return mha_fail(error, MHA_ERROR_MEMORY, "the tape needs memory; rule: it must be there");
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "the tape needs %llu bytes; rule: the allocator must have them",
+                    (unsigned long long)sizeof **tape);
   **tape = prepared;
   return mha_succeed(error);
 }
@@ -36,7 +38,7 @@ static mha_status measure(const mha_weights *weights, const mha_shape *shape, si
   if (status)
     return status;
   const mha_cut_sizes *s = &size.core;
-  const mha_kept_size kept = {s->packed ? 1 : s->B, s->B, s->Lq, s->span};
+  const mha_kept_size kept = {s->packed ? 1 : s->B, s->B, s->Lq, s->span, s->packed};
   (void)mha_kept_plan(weights, &kept, &layout);
   if (layout.overflow)
     return mha_fail(
@@ -70,6 +72,6 @@ mha_status mha_tape_reserve(mha_tape *tape, const mha_weights *weights, const mh
     status = mha_tape_grow(tape, bytes, error);
   if (status)
     return status;
-  tape->weights = NULL;
+  tape->layer = 0;
   return mha_succeed(error);
 }

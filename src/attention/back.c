@@ -131,11 +131,16 @@ static bool gather_row(float *to, const mha_stored *rows, int64_t r) {
   return false;
 }
 
-/* A bad key is seen by bad queries alone, or weighs 0. */
+/* What is bad about a key. A bad V is seen by bad queries alone, or weighs 0; so is a bad K, unless
+ * a softcap makes something finite of its scores. */
+enum { BAD_K = 1, BAD_V = 2 };
+
 void mha_back_take_keys(mha_back *back, int64_t b, int64_t g) {
   const mha_core *core = &back->call->core;
   const mha_visibility *v = &core->visibility;
-  const mha_range keys = mha_present_keys(v, b);
+  mha_range keys = mha_present_keys(v, b);
+  if (mha_query_count(v, b) == 0) /* nobody asks, and perhaps nobody made them */
+    keys.end = keys.begin;
   const int64_t h = g * (v->H / core->G);
   const mha_stored k_rows = mha_core_rows(core, &core->k, b, h, keys, core->d);
   const mha_stored v_rows = mha_core_rows(core, &core->v, b, h, keys, core->dv);
@@ -143,9 +148,9 @@ void mha_back_take_keys(mha_back *back, int64_t b, int64_t g) {
   back->g = g;
   back->has_bad_keys = false;
   for (int64_t j = 0; j < keys.end; j++) {
-    const bool k_is_good = gather_row(back->k + j * core->d, &k_rows, j);
-    const bool v_is_good = gather_row(back->v + j * core->dv, &v_rows, j);
-    back->bad_keys[j] = !k_is_good || !v_is_good;
+    const int bad_k = gather_row(back->k + j * core->d, &k_rows, j) ? 0 : BAD_K;
+    const int bad_v = gather_row(back->v + j * core->dv, &v_rows, j) ? 0 : BAD_V;
+    back->bad_keys[j] = (uint8_t)(bad_k | bad_v);
     back->has_bad_keys |= back->bad_keys[j] != 0;
   }
 }
@@ -248,6 +253,9 @@ static void make_bad(float *weights, float *gradient, int64_t n) {
   }
 }
 
+/* A tile that weighs less has nothing to take it from. */
+#define LEAST_WEIGHT 1e-6
+
 /* A shift of its scores changes no softmax, so a row of dF sums to 0, or with a sink to P_sink·D.
  * What rounding has left of that is taken from the keys of its last tile by their weights: a row
  * with few keys, and sums over many rows, would show it. */
@@ -257,8 +265,17 @@ static void settle_sum(const mha_back *back, int64_t r, float denominator, const
   const double sink = 1.0 - (double)core->row_sum[row_index(back, r)] / (double)denominator;
   const double left = back->sums[r] - (core->sinks ? sink * (double)back->dots[r] : 0.0);
   const double weight = mha_row_sum(weights, n);
-  if (weight > 0.0 && isfinite(left))
+  if (weight > LEAST_WEIGHT && isfinite(left))
     mha_vector_add_scaled(gradient, weights, (float)(-left / weight), n);
+}
+
+/* Whether a row meets, under a softcap, a K that is not finite: its scores were finite, and its
+ * gradients are not. */
+static bool meets_bad_key(const mha_back *back, mha_range mine, const float *scores) {
+  for (int64_t j = mine.begin; j < mine.end; j++)
+    if (back->bad_keys[j] & BAD_K && scores[j - mine.begin] != -INFINITY)
+      return true;
+  return false;
 }
 
 /* From final scores and dP, both of the keys `mine`, to P and dF. */
@@ -300,6 +317,8 @@ static void turn_row(mha_back *back, int64_t r, mha_range mine, float *weights, 
   const mha_core *core = &back->call->core;
   const int64_t n = mine.end - mine.begin;
   advance(back, r, mine, weights);
+  if (back->has_bad_keys && core->softcap > 0.0f && meets_bad_key(back, mine, weights))
+    back->bad_queries[r] = back->has_bad_queries = true;
   if (back->bad_queries[r]) {
     make_bad(weights, gradient, n);
     return;

@@ -32,10 +32,6 @@
 
 /* ---- the cut ---- */
 
-static int64_t divide_up(int64_t a, int64_t b) {
-  return a / b + (a % b != 0);
-}
-
 static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
   const int64_t group = s->H / s->G;
   mha_gradient_cut cut = {.heads = group, .chunks = 1, .shares = 1};
@@ -43,9 +39,9 @@ static mha_gradient_cut cut_call(const mha_cut_sizes *s) {
   if (groups >= MHA_BACK_TASKS || groups == 0)
     return cut;
   const int64_t heads = s->B * mha_min(s->H, MHA_BACK_TASKS);
-  const int64_t tiles = divide_up(mha_max(s->Lq, 1), mha_back_cut(s).queries);
+  const int64_t tiles = mha_divide_up(mha_max(s->Lq, 1), mha_back_cut(s).queries);
   cut.heads = 1;
-  cut.chunks = mha_min(divide_up(MHA_BACK_TASKS, heads), tiles);
+  cut.chunks = mha_min(mha_divide_up(MHA_BACK_TASKS, heads), tiles);
   cut.shares = group * cut.chunks;
   return cut;
 }
@@ -68,7 +64,7 @@ static int64_t most_tasks(const mha_cut_sizes *s) {
   int64_t tasks = 0;
   int64_t most = INT64_MAX;
   if (mha_multiply(s->B, s->H, &tasks) &&
-      mha_multiply(tasks, divide_up(s->Lq, mha_back_cut(s).queries) + 1, &tasks))
+      mha_multiply(tasks, mha_divide_up(s->Lq, mha_back_cut(s).queries) + 1, &tasks))
     most = tasks;
   return most;
 }
@@ -143,11 +139,16 @@ static void clear_rows(const mha_gradient *call, const mha_gradient_heads *heads
     memset(mha_gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
 }
 
+/* Rows of a head lie in pages of their own, so nobody guesses the next ones. */
+enum { ROWS_AHEAD = 8 };
+
 /* Puts dense rows where they belong, or adds them to what is there. */
 static void deliver(const mha_gradient *call, const mha_gradient_heads *heads, bool add, int64_t b,
                     int64_t start, mha_range rows, int64_t head, const float *from, int64_t size) {
   for (int64_t j = rows.begin; heads->data && j < rows.end; j++, from += size) {
     float *to = mha_gradient_row(call, heads, b, start, j, head);
+    if (j + ROWS_AHEAD < rows.end)
+      mha_memory_fetch(to + ROWS_AHEAD * heads->row_stride, 1, 0, (size_t)size * sizeof *to);
     if (add)
       mha_vector_add(to, from, size);
     else
@@ -410,6 +411,11 @@ static void clear_unowned(const mha_gradient *call) {
   }
 }
 
+static bool wants_more_than_bias(const mha_gradient *call) {
+  return call->q.data || call->k.data || call->v.data || call->slopes || call->sinks ||
+         call->key_sums;
+}
+
 mha_status mha_gradient_run(const mha_gradient *given, const mha_threads *threads) {
   mha_gradient call = *given;
   const mha_cut_sizes sizes = mha_core_cut_sizes(&call.core);
@@ -417,7 +423,9 @@ mha_status mha_gradient_run(const mha_gradient *given, const mha_threads *thread
       .work = back_task, .job = &call, .operations = 2.5 * mha_core_operations(&call.core)};
   if (!task_count(&sizes, &list.n_tasks))
     return MHA_ERROR_OVERFLOW;
-  mha_status status = mha_parallel_run(threads, &list);
+  mha_status status = MHA_OK;
+  if (wants_more_than_bias(&call))
+    status = mha_parallel_run(threads, &list);
   if (!status)
     status = merge_shares(&call, threads);
   if (!status && call.bias)

@@ -9,10 +9,6 @@
 
 /* ---- the cut ---- */
 
-static int64_t divide_up(int64_t a, int64_t b) {
-  return a / b + (a % b != 0);
-}
-
 int64_t mha_cut_most_few(int64_t Lq, int64_t span) {
   return mha_min(mha_min(Lq, MHA_FEW_QUERIES), span / MHA_FEW_RATIO);
 }
@@ -26,12 +22,13 @@ static bool is_few(int64_t Lq, int64_t span, bool packed) {
 }
 
 static int64_t part_keys(int64_t span) {
-  return divide_up(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) * MHA_PART_TILE;
+  return mha_divide_up(mha_divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) * MHA_PART_TILE;
 }
 
 /* One more than divides the span, since those of a window may begin within a part. */
 int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed) {
-  return is_few(Lq, span, packed) ? mha_min(divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) + 1 : 0;
+  return is_few(Lq, span, packed) ? mha_min(mha_divide_up(span, MHA_PART_TILE), MHA_MAX_PARTS) + 1
+                                  : 0;
 }
 
 mha_cut mha_cut_call(const mha_cut_sizes *s) {
@@ -54,7 +51,7 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
                        .queries = s->Lq,
                        .tile_keys = MHA_PART_TILE,
                        .product_keys = mha_min(mha_max(piece / width, 4), MHA_PART_TILE),
-                       .parts = divide_up(s->span, part_keys(s->span)) + s->windowed,
+                       .parts = mha_divide_up(s->span, part_keys(s->span)) + s->windowed,
                        .part_keys = part_keys(s->span)};
   return cut;
 }

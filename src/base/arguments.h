@@ -80,6 +80,11 @@ typedef struct mha_rows_shape {
   int64_t batch_stride, row_stride;
 } mha_rows_shape;
 
+/* Whether the rows of all entries are evenly spaced: one long run. */
+static inline bool mha_rows_are_even(const mha_rows_shape *shape) {
+  return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
+}
+
 /* Replaces strides of 0, and those that nobody steps by and that could be none, by the dense ones
  * and checks that BLAS can take them; of an output also that no two of its elements share an
  * address. `name` as in "query". */
@@ -104,7 +109,8 @@ typedef struct mha_address_ranges {
 
 /* Adds `elements` elements from data on; NULL data or no elements add nothing. Fails with
  * MHA_ERROR_OVERFLOW if the range leaves the address space, and with MHA_ERROR_UNSUPPORTED where
- * there is no room for it: a way back through a layer names 55 arrays, so no caller can see that.
+ * there is no room for it: a way back through a layer names some 50 arrays, so no caller can see
+ * that.
  */
 mha_status mha_ranges_add(mha_address_ranges *ranges, const char *name, const void *data,
                           int64_t elements, size_t element_bytes, bool is_output, mha_error *error);

@@ -32,4 +32,9 @@ static inline int64_t mha_max(int64_t a, int64_t b) {
   return a > b ? a : b;
 }
 
+/* a/b rounded up, a >= 0, b > 0. */
+static inline int64_t mha_divide_up(int64_t a, int64_t b) {
+  return a / b + (a % b != 0);
+}
+
 #endif

@@ -6,8 +6,8 @@
 #include "mha.h"
 
 /* Each kernel works on a row of n floats, n >= 0. Results below the smallest normal number are 0,
- * since subnormal ones would slow the product that follows. Sums are double, in the same partial
- * sums on every instruction set. */
+ * since subnormal ones would slow the product that follows. Sums here are double, in the same
+ * partial sums on every instruction set. */
 
 /* gradient[j] *= 1 - (capped[j]/cap)², the derivative of cap·tanh(s/cap) by what it gave. A
  * gradient of 0 stays 0. */

@@ -146,7 +146,7 @@ MHA_CLONES float mha_row_exp_max(float *row, int64_t n, float factor, float max,
 static inline float weight_of(float score, float max, float share) {
   const float x = score - max;
   const float weight = exponential(x > 0.0f ? 0.0f : x) * share;
-  return score == -INFINITY || weight < FLT_MIN ? 0.0f : weight; /* NaN stays */
+  return weight < FLT_MIN ? 0.0f : weight; /* NaN stays */
 }
 
 static inline float gradient_of(float gradient, float weight, float dot) {

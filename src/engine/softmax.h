@@ -27,9 +27,9 @@ float mha_row_exp_max(float *row, int64_t n, float factor, float max, float *lar
  *
  *   weight = exp(score - max)·share,  gradient = weight·(gradient - dot)
  *
- * in place of scores and gradient; returns the sum of the gradients. 0 are the weights of
- * hidden keys and those below the smallest normal number, and the gradients of such weights,
- * whatever came; a score above max counts as max. */
+ * in place of scores and gradient, max being finite; returns the sum of the gradients. 0 are the
+ * weights of hidden keys and those below the smallest normal number, and the gradients of such
+ * weights, whatever came; a score above max counts as max. */
 double mha_row_softmax_back(float *scores, float *gradient, int64_t n, float max, float share,
                             float dot);
 

@@ -28,7 +28,7 @@ static size_t add_sums(plan *p, const mha_weights *w, int64_t heads) {
 }
 
 static void add_layer(plan *p, const mha_weights *w, const mha_kept_size *s, bool again) {
-  const mha_kept_size nothing = {0, 0, 0, 0};
+  const mha_kept_size nothing = {.entries = 0};
   p->kept = mha_kept_plan(w, again ? s : &nothing, &p->layout);
   p->d_concat = add_rows(p, s->entries, s->Lq, w->output.in);
   p->d_q = add_rows(p, s->entries, s->Lq, w->query.out);
@@ -92,7 +92,7 @@ static mha_status make_plan(const mha_context *context, const mha_weights *weigh
   const plan nothing = {.layout = {0}};
   const mha_cut_sizes *s = &size->core;
   const int64_t entries = s->packed ? 1 : s->B;
-  const mha_kept_size kept = {entries, s->B, s->Lq, s->span};
+  const mha_kept_size kept = {entries, s->B, s->Lq, s->span, s->packed};
   mha_status status = MHA_OK;
   *p = nothing;
   if (weights)

@@ -249,7 +249,7 @@ static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
 /* Keys count also where there is no query, for which the forward call does not look at them. */
 mha_kept_size mha_forward_kept_size(const mha_forward_call *c) {
   const mha_visibility *v = &c->core.visibility;
-  const mha_kept_size size = {c->q.batch, v->B, v->Lq, v->Lk};
+  const mha_kept_size size = {c->q.batch, v->B, v->Lq, v->Lk, v->query_starts != NULL};
   return size;
 }
 

@@ -78,14 +78,6 @@ typedef struct project_job {
   int n;
 } project_job;
 
-static int64_t divide_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-static bool is_evenly_spaced(const mha_rows_shape *shape) {
-  return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
-}
-
 /* Columns per panel: an even share in whole vectors. A single row is bound by reading the matrix,
  * which is fastest in long pieces: where a panel is a part of each stored row, it is a wide one. */
 static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row_panels) {
@@ -93,9 +85,9 @@ static int64_t choose_columns(const mha_projection *w, int64_t rows, int64_t row
   if (rows == 1 && w->matrix && w->out_stride == 1)
     return mha_min(columns, INT64_C(4) * MHA_PANEL_COLUMNS);
   const int64_t wanted = mha_min(MIN_PANELS / mha_max(row_panels, 1), columns / MIN_PANEL_COLUMNS);
-  const int64_t panels = mha_max(divide_up(columns, MHA_PANEL_COLUMNS), wanted);
+  const int64_t panels = mha_max(mha_divide_up(columns, MHA_PANEL_COLUMNS), wanted);
   const int64_t whole = mha_max(MHA_LANES, mha_element_block(w->element));
-  return mha_min(divide_up(divide_up(columns, panels), whole) * whole, columns);
+  return mha_min(mha_divide_up(mha_divide_up(columns, panels), whole) * whole, columns);
 }
 
 static bool is_stored(const mha_projection *w) {
@@ -120,7 +112,7 @@ int64_t mha_widened_floats(const mha_projection *w, int64_t rows) {
   if (!is_stored(w) || rows <= MHA_FEW_STORED_ROWS)
     return 0;
   const int64_t block = mha_element_block(w->element);
-  const int64_t columns = mha_min(divide_up(MHA_PANEL_COLUMNS, block) * block, w->out);
+  const int64_t columns = mha_min(mha_divide_up(MHA_PANEL_COLUMNS, block) * block, w->out);
   return mha_min(columns * w->in, mha_max(MHA_WIDENED_FLOATS, columns * PIECE_ROWS));
 }
 
@@ -134,7 +126,7 @@ bool mha_projection_tasks(const mha_projection *w, int64_t entries, int64_t leng
     columns = mha_min(columns, MHA_PACKED_PANEL_COLUMNS);
   }
   if (!mha_multiply(entries, length / rows + 1, tasks) ||
-      !mha_multiply(*tasks, divide_up(w->out, columns), tasks))
+      !mha_multiply(*tasks, mha_divide_up(w->out, columns), tasks))
     return false;
   *tasks = mha_max(*tasks, part_count(w));
   return true;
@@ -168,14 +160,14 @@ static cut make_cut(const mha_context *context, const mha_projecting *p, mha_wid
                                             : MHA_PANEL_ROWS;
   if (!c.is_packed && p->partial && part_count(p->projection) > 1 && is_single_row(p) && is_live(p))
     c.parts = part_count(p->projection);
-  c.merged = !p->live.counts && is_evenly_spaced(&p->x_shape) &&
-             (p->cached ? p->x_shape.batch == 1 : is_evenly_spaced(&p->y_shape));
+  c.merged = !p->live.counts && mha_rows_are_even(&p->x_shape) &&
+             (p->cached ? p->x_shape.batch == 1 : mha_rows_are_even(&p->y_shape));
   c.runs = c.merged ? 1 : p->x_shape.batch;
   c.run_rows = c.merged ? p->x_shape.batch * p->x_shape.length : p->x_shape.length;
-  c.row_panels = divide_up(c.run_rows, c.panel_rows);
+  c.row_panels = mha_divide_up(c.run_rows, c.panel_rows);
   c.panel_columns = c.is_packed ? MHA_PACKED_PANEL_COLUMNS
                                 : choose_columns(p->projection, c.run_rows, c.row_panels);
-  c.column_panels = divide_up(p->projection->out, c.panel_columns);
+  c.column_panels = mha_divide_up(p->projection->out, c.panel_columns);
   return c;
 }
 

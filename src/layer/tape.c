@@ -50,7 +50,7 @@ mha_status mha_tape_grow(mha_tape *tape, size_t bytes, mha_error *error) {
   mha_memory_release(&tape->allocator, tape->memory, tape->bytes);
   tape->memory = memory;
   tape->bytes = bytes;
-  tape->weights = NULL;
+  tape->layer = 0;
   return MHA_OK;
 }
 
@@ -64,7 +64,7 @@ mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_k
         "args has %lld entries of %lld queries and %lld keys; rule: what the tape keeps "
         "of them must not overflow",
         (long long)size->entries, (long long)size->Lq, (long long)size->Lk);
-  tape->weights = NULL; /* whatever becomes of the call */
+  tape->layer = 0; /* whatever becomes of the call */
   const mha_status status = mha_tape_grow(tape, layout.bytes, error);
   if (status)
     return status;
@@ -75,22 +75,26 @@ mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_k
 }
 
 void mha_tape_close(mha_tape *tape, const mha_weights *weights) {
-  tape->weights = weights;
+  tape->layer = weights->serial;
+}
+
+static const char *unit_of(const mha_kept_size *size) {
+  return size->packed ? "packed sequences" : "entries";
 }
 
 mha_status mha_tape_check(const mha_tape *tape, const mha_weights *weights,
                           const mha_kept_size *size, mha_error *error) {
   const mha_kept_size *s = &tape->size;
-  if (!tape->weights)
+  if (tape->layer == 0)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "back.tape is empty; rule: mha_forward has filled it in this very call");
-  if (tape->weights != weights || s->entries != size->entries || s->B != size->B ||
-      s->Lq != size->Lq || s->Lk != size->Lk)
+  if (tape->layer != weights->serial || s->packed != size->packed || s->entries != size->entries ||
+      s->B != size->B || s->Lq != size->Lq || s->Lk != size->Lk)
     return mha_fail(error, MHA_ERROR_VALUE,
-                    "back.tape has a call of %s layer with %lld entries, %lld queries, %lld keys; "
-                    "rule: that of the call, %lld, %lld, %lld",
-                    tape->weights == weights ? "this" : "another", (long long)s->B,
-                    (long long)s->Lq, (long long)s->Lk, (long long)size->B, (long long)size->Lq,
-                    (long long)size->Lk);
+                    "back.tape has a call of %s layer with %lld %s, %lld queries, %lld keys; "
+                    "rule: that of the call, %lld %s, %lld, %lld",
+                    tape->layer == weights->serial ? "this" : "another", (long long)s->B,
+                    unit_of(s), (long long)s->Lq, (long long)s->Lk, (long long)size->B,
+                    unit_of(size), (long long)size->Lq, (long long)size->Lk);
   return MHA_OK;
 }

@@ -2,7 +2,6 @@
 #ifndef MHA_SRC_LAYER_TAPE_H
 #define MHA_SRC_LAYER_TAPE_H
 
-#include "attention/tiles.h"
 #include "base/memory.h"
 #include "weights.h"
 
@@ -22,6 +21,7 @@ typedef struct mha_kept_offsets {
 /* Sizes of a call, as far as what is kept depends on them. */
 typedef struct mha_kept_size {
   int64_t entries, B, Lq, Lk; /* packed: one entry, B sequences */
+  bool packed;
 } mha_kept_size;
 
 mha_kept_offsets mha_kept_plan(const mha_weights *weights, const mha_kept_size *size,
@@ -32,7 +32,7 @@ struct mha_tape {
   mha_allocator allocator;
   char *memory;
   size_t bytes;
-  const mha_weights *weights; /* of the call that filled it, to be compared alone; NULL = empty */
+  uint64_t layer; /* serial of the layer whose call filled it; 0 = empty */
   mha_kept_size size;
   mha_kept kept;
 };

@@ -4,8 +4,9 @@
  *   dW [in][out] = Xᵀ·dY       dWᵀ [out][in] = dYᵀ·X       as W lies
  *
  * so who sums what is fixed by shapes. A token that nobody sees has a gradient of 0, but its X may
- * hold NaN, and 0·NaN is NaN: in chunks with such rows they are replaced by 0 where the other
- * factor is 0. */
+ * hold NaN, and 0·NaN is NaN; so may dy of a query that sees no key, where concat is 0. Here what
+ * is multiplied by exactly 0 is 0: rows of X, or of dy, with a number that is not finite are left
+ * out of the products and added number by number. */
 #include "weight_gradient.h"
 
 #include "engine/softmax.h"
@@ -22,7 +23,7 @@
 #ifndef MHA_GRADIENT_ROWS
 #define MHA_GRADIENT_ROWS 512
 #endif
-enum { MOST_GRADIENTS = 4, BIAS_COLUMNS = 64, SCAN_TASKS = 32 };
+enum { MOST_GRADIENTS = 4, BIAS_COLUMNS = 64, BIAS_ROWS = 8, SCAN_TASKS = 32 };
 
 /* How one gradient is cut. */
 typedef struct cut {
@@ -31,7 +32,10 @@ typedef struct cut {
   bool merged;
   int64_t in_panels, out_panels, in_columns, out_columns;
   int64_t first_task;
-  atomic_bool is_spoilt; /* a row of X or dY is not finite */
+  const float *watched; /* X or, of Wo, dY: what the caller gave */
+  const mha_rows_shape *watched_shape;
+  int scanned_by;        /* the first cut that watches the same rows */
+  atomic_bool is_spoilt; /* one of them is not finite */
 } cut;
 
 typedef struct job {
@@ -42,15 +46,7 @@ typedef struct job {
   char *scratch;
 } job;
 
-static int64_t divide_up(int64_t a, int64_t b) {
-  return a / b + (a % b != 0);
-}
-
 /* ---- rows ---- */
-
-static bool is_evenly_spaced(const mha_rows_shape *shape) {
-  return shape->batch <= 1 || shape->batch_stride == shape->length * shape->row_stride;
-}
 
 /* Rows of a run that were computed. */
 static int64_t live_rows(const cut *c, int64_t run) {
@@ -68,28 +64,26 @@ static const float *row_at(const float *data, const mha_rows_shape *shape, int64
 static cut make_cut(const mha_weight_gradient *w) {
   cut c = {.w = w};
   const mha_projection *p = w->projection;
-  c.merged = !w->live.counts && is_evenly_spaced(&w->x_shape) && is_evenly_spaced(&w->dy_shape);
+  c.watched = w->is_output ? w->dy : w->x;
+  c.watched_shape = w->is_output ? &w->dy_shape : &w->x_shape;
+  c.merged = !w->live.counts && mha_rows_are_even(&w->x_shape) && mha_rows_are_even(&w->dy_shape);
   c.runs = c.merged ? mha_min(w->x_shape.batch, 1) : w->x_shape.batch;
   c.run_rows = c.merged ? w->x_shape.batch * w->x_shape.length : w->x_shape.length;
-  c.in_panels = divide_up(p->in, MHA_GRADIENT_PANEL);
-  c.out_panels = divide_up(p->out, MHA_GRADIENT_PANEL);
-  c.in_columns = divide_up(divide_up(p->in, c.in_panels), MHA_LANES) * MHA_LANES;
-  c.out_columns = divide_up(divide_up(p->out, c.out_panels), MHA_LANES) * MHA_LANES;
+  c.in_panels = mha_divide_up(p->in, MHA_GRADIENT_PANEL);
+  c.out_panels = mha_divide_up(p->out, MHA_GRADIENT_PANEL);
+  c.in_columns = mha_divide_up(mha_divide_up(p->in, c.in_panels), MHA_LANES) * MHA_LANES;
+  c.out_columns = mha_divide_up(mha_divide_up(p->out, c.out_panels), MHA_LANES) * MHA_LANES;
   return c;
 }
 
 int64_t mha_weight_gradient_tasks(const mha_projection *p) {
-  return divide_up(p->in, MHA_GRADIENT_PANEL) * divide_up(p->out, MHA_GRADIENT_PANEL);
+  return mha_divide_up(p->in, MHA_GRADIENT_PANEL) * mha_divide_up(p->out, MHA_GRADIENT_PANEL);
 }
 
 /* ---- what is not finite ---- */
 
-static bool rows_are_finite(const float *data, const mha_rows_shape *shape, int64_t run,
-                            int64_t first, int64_t end) {
-  for (int64_t r = first; r < end; r++)
-    if (!mha_row_is_finite(row_at(data, shape, run, r), shape->width))
-      return false;
-  return true;
+static bool row_is_finite(const cut *c, int64_t run, int64_t row) {
+  return mha_row_is_finite(row_at(c->watched, c->watched_shape, run, row), c->watched_shape->width);
 }
 
 static mha_status scan_task(void *argument, int64_t index, int32_t worker) {
@@ -97,50 +91,30 @@ static mha_status scan_task(void *argument, int64_t index, int32_t worker) {
   job *j = argument;
   cut *c = &j->cuts[index / SCAN_TASKS];
   const int64_t part = index % SCAN_TASKS;
-  for (int64_t run = 0; c->w->matrix && run < c->runs; run++) {
+  const bool is_first = c->scanned_by == index / SCAN_TASKS;
+  for (int64_t run = 0; is_first && run < c->runs; run++) {
     const int64_t live = live_rows(c, run);
-    const int64_t first = live * part / SCAN_TASKS;
-    const int64_t end = live * (part + 1) / SCAN_TASKS;
-    if (!rows_are_finite(c->w->x, &c->w->x_shape, run, first, end) ||
-        !rows_are_finite(c->w->dy, &c->w->dy_shape, run, first, end))
-      atomic_store(&c->is_spoilt, true);
+    for (int64_t r = live * part / SCAN_TASKS; r < live * (part + 1) / SCAN_TASKS; r++)
+      if (!row_is_finite(c, run, r))
+        atomic_store(&c->is_spoilt, true);
   }
   return MHA_OK;
 }
 
-static bool is_zero(const float *row, int64_t n) {
-  for (int64_t c = 0; c < n; c++)
-    if (row[c] != 0.0f)
-      return false;
-  return true;
+/* Query, key and value are often one array. */
+static int find_scanner(const job *j, int k) {
+  const cut *c = &j->cuts[k];
+  int first = 0;
+  while (j->cuts[first].watched != c->watched ||
+         j->cuts[first].w->live.counts != c->w->live.counts ||
+         j->cuts[first].watched_shape->row_stride != c->watched_shape->row_stride ||
+         j->cuts[first].runs != c->runs || j->cuts[first].run_rows != c->run_rows)
+    first++;
+  return first;
 }
 
-/* Columns of a chunk of one factor, [rows][columns] of data. Where the whole row is not finite and
- * the other factor's is 0, the row is 0 in a copy. The copy has gaps between its rows where the
- * thing has, see poison.c. */
-static mha_view clean_rows(const float *data, const mha_rows_shape *shape, const float *other,
-                           const mha_rows_shape *other_shape, int64_t rows, int64_t column,
-                           int64_t columns, float *room) {
-  const int64_t stride = shape->row_stride == columns ? columns : columns + 1;
-  for (int64_t r = 0; r < rows; r++) {
-    const float *row = data + r * shape->row_stride;
-    float *to = room + r * stride;
-    if (!mha_row_is_finite(row, shape->width) &&
-        is_zero(other + r * other_shape->row_stride, other_shape->width))
-      memset(to, 0, (size_t)columns * sizeof *to);
-    else
-      memcpy(to, row + column, (size_t)columns * sizeof *to);
-  }
-  return mha_view_rows(room, rows, columns, stride);
-}
-
-/* Numbers of a chunk of one factor. */
-static int64_t chunk_floats(void) {
-  return INT64_C(1) * MHA_GRADIENT_ROWS * (MHA_GRADIENT_PANEL + MHA_LANES + 1);
-}
-
-size_t mha_weight_gradient_bytes(void) {
-  return 2 * sizeof(float) * (size_t)chunk_floats();
+static bool is_spoilt(const job *j, const cut *c) {
+  return atomic_load(&j->cuts[c->scanned_by].is_spoilt);
 }
 
 /* ---- one panel ---- */
@@ -148,38 +122,76 @@ size_t mha_weight_gradient_bytes(void) {
 typedef struct panel {
   const cut *c;
   const mha_engine *engine;
+  bool is_spoilt;
   int64_t in, in_columns, out, out_columns; /* first and how many */
   float *room;
 } panel;
 
-static mha_view x_rows(const panel *p, int64_t run, int64_t row, int64_t rows) {
-  const mha_weight_gradient *w = p->c->w;
-  const float *x = row_at(w->x, &w->x_shape, run, row);
-  if (atomic_load(&p->c->is_spoilt))
-    return clean_rows(x, &w->x_shape, row_at(w->dy, &w->dy_shape, run, row), &w->dy_shape, rows,
-                      p->in, p->in_columns, p->room);
-  return mha_view_rows(x + p->in, rows, p->in_columns, w->x_shape.row_stride);
+/* Numbers of a chunk of one factor. */
+static int64_t chunk_floats(void) {
+  return INT64_C(1) * MHA_GRADIENT_ROWS * (MHA_GRADIENT_PANEL + MHA_LANES + 1);
 }
 
-static mha_view dy_rows(const panel *p, int64_t run, int64_t row, int64_t rows) {
+size_t mha_weight_gradient_bytes(void) {
+  return sizeof(float) * (size_t)chunk_floats();
+}
+
+/* Columns of a chunk of what is watched, in a copy: rows that are not finite are 0. It has gaps
+ * between its rows where the thing has, see poison.c. */
+static mha_view clean_rows(const panel *p, int64_t run, int64_t row, int64_t rows, int64_t column,
+                           int64_t columns) {
+  const mha_rows_shape *shape = p->c->watched_shape;
+  const int64_t stride = shape->row_stride == columns ? columns : columns + 1;
+  for (int64_t r = 0; r < rows; r++) {
+    float *to = p->room + r * stride;
+    if (row_is_finite(p->c, run, row + r))
+      memcpy(to, row_at(p->c->watched, shape, run, row + r) + column, (size_t)columns * sizeof *to);
+    else
+      memset(to, 0, (size_t)columns * sizeof *to);
+  }
+  return mha_view_rows(p->room, rows, columns, stride);
+}
+
+static mha_view factor(const panel *p, bool is_dy, int64_t run, int64_t row, int64_t rows) {
   const mha_weight_gradient *w = p->c->w;
-  const float *dy = row_at(w->dy, &w->dy_shape, run, row);
-  float *room = p->room + chunk_floats();
-  if (atomic_load(&p->c->is_spoilt))
-    return clean_rows(dy, &w->dy_shape, row_at(w->x, &w->x_shape, run, row), &w->x_shape, rows,
-                      p->out, p->out_columns, room);
-  return mha_view_rows(dy + p->out, rows, p->out_columns, w->dy_shape.row_stride);
+  const float *data = is_dy ? w->dy : w->x;
+  const mha_rows_shape *shape = is_dy ? &w->dy_shape : &w->x_shape;
+  const int64_t column = is_dy ? p->out : p->in;
+  const int64_t columns = is_dy ? p->out_columns : p->in_columns;
+  if (p->is_spoilt && is_dy == w->is_output)
+    return clean_rows(p, run, row, rows, column, columns);
+  return mha_view_rows(row_at(data, shape, run, row) + column, rows, columns, shape->row_stride);
+}
+
+/* The rows that the products leave out. */
+static void add_bad_rows(const panel *p, int64_t run, int64_t row, int64_t rows) {
+  const mha_weight_gradient *w = p->c->w;
+  const mha_projection *q = w->projection;
+  for (int64_t r = row; r < row + rows; r++) {
+    const float *x = row_at(w->x, &w->x_shape, run, r) + p->in;
+    const float *dy = row_at(w->dy, &w->dy_shape, run, r) + p->out;
+    if (row_is_finite(p->c, run, r))
+      continue;
+    for (int64_t i = 0; i < p->in_columns; i++)
+      for (int64_t k = 0; x[i] != 0.0f && k < p->out_columns; k++)
+        if (dy[k] != 0.0f)
+          w->matrix[(p->in + i) * q->in_stride + (p->out + k) * q->out_stride] += x[i] * dy[k];
+  }
 }
 
 static mha_status add_chunk(const panel *p, int64_t run, int64_t row, int64_t rows) {
   const mha_weight_gradient *w = p->c->w;
   const mha_projection *q = w->projection;
-  const mha_view x = x_rows(p, run, row, rows);
-  const mha_view dy = dy_rows(p, run, row, rows);
+  const mha_view x = factor(p, false, run, row, rows);
+  const mha_view dy = factor(p, true, run, row, rows);
   float *to = w->matrix + p->in * q->in_stride + p->out * q->out_stride;
-  if (q->out_stride == 1)
-    return p->engine->multiply(1.0f, mha_view_transposed(x), dy, 1.0f, to, q->in_stride);
-  return p->engine->multiply(1.0f, mha_view_transposed(dy), x, 1.0f, to, q->out_stride);
+  const mha_status status =
+      q->out_stride == 1
+          ? p->engine->multiply(1.0f, mha_view_transposed(x), dy, 1.0f, to, q->in_stride)
+          : p->engine->multiply(1.0f, mha_view_transposed(dy), x, 1.0f, to, q->out_stride);
+  if (!status && p->is_spoilt)
+    add_bad_rows(p, run, row, rows);
+  return status;
 }
 
 static mha_status run_panel(const panel *p, bool accumulate) {
@@ -213,6 +225,7 @@ static mha_status panel_task(void *argument, int64_t index, int32_t worker) {
   const int64_t local = index - c->first_task;
   panel p = {.c = c,
              .engine = j->engine,
+             .is_spoilt = is_spoilt(j, c),
              .in = local / c->out_panels * c->in_columns,
              .out = local % c->out_panels * c->out_columns,
              .room = (float *)(void *)(j->scratch + (size_t)worker * mha_weight_gradient_bytes())};
@@ -221,7 +234,16 @@ static mha_status panel_task(void *argument, int64_t index, int32_t worker) {
   return p.in_columns > 0 && p.out_columns > 0 ? run_panel(&p, j->accumulate) : MHA_OK;
 }
 
-/* Columns of one bias: its rows in their order, in double. */
+/* sums [columns] += rows [first, first + n) of dY, a few in float32 and then in double. */
+static void add_rows(const mha_weight_gradient *w, int64_t b, int64_t first, int64_t n,
+                     int64_t column, int64_t columns, double *sums) {
+  float few[BIAS_COLUMNS] = {0};
+  for (int64_t r = first; r < first + n; r++)
+    mha_vector_add(few, row_at(w->dy, &w->dy_shape, b, r) + column, columns);
+  mha_vector_gather(sums, few, 1.0, columns);
+}
+
+/* Columns of one bias: its rows in their order. */
 static mha_status bias_task(void *argument, int64_t index, int32_t worker) {
   (void)worker;
   const job *j = argument;
@@ -235,9 +257,9 @@ static mha_status bias_task(void *argument, int64_t index, int32_t worker) {
   double sums[BIAS_COLUMNS] = {0};
   for (int64_t b = 0; b < w->dy_shape.batch; b++) {
     const int64_t live = w->live.counts ? w->live.counts[b] : w->live.limit;
-    const int64_t rows = w->all_rows ? w->dy_shape.length : mha_min(live, w->dy_shape.length);
-    for (int64_t r = 0; r < rows; r++)
-      mha_vector_gather(sums, row_at(w->dy, &w->dy_shape, b, r) + column, 1.0, columns);
+    const int64_t rows = w->is_output ? w->dy_shape.length : mha_min(live, w->dy_shape.length);
+    for (int64_t r = 0; r < rows; r += BIAS_ROWS)
+      add_rows(w, b, r, mha_min(rows - r, BIAS_ROWS), column, columns, sums);
   }
   for (int64_t i = 0; i < columns; i++) {
     float *to = w->bias + column + i;
@@ -259,12 +281,13 @@ static mha_status run_matrices(const mha_context *context, job *j) {
   for (int k = 0; k < j->n; k++) {
     cut *c = &j->cuts[k];
     c->first_task = list.n_tasks;
+    c->scanned_by = find_scanner(j, k);
     if (!c->w->matrix)
       continue;
     list.n_tasks += c->in_panels * c->out_panels;
     list.operations += operations(c->w);
     scan.operations += MHA_OPERATIONS_PER_READ * (double)c->runs * (double)c->run_rows *
-                       (double)(c->w->x_shape.width + c->w->dy_shape.width);
+                       (double)c->watched_shape->width;
   }
   const mha_status status = mha_parallel_run(&context->threads, &scan);
   return status ? status : mha_parallel_run(&context->threads, &list);
@@ -277,7 +300,7 @@ static mha_status run_biases(const mha_context *context, job *j) {
     c->first_task = list.n_tasks;
     if (!c->w->bias)
       continue;
-    list.n_tasks += divide_up(c->w->projection->out, BIAS_COLUMNS);
+    list.n_tasks += mha_divide_up(c->w->projection->out, BIAS_COLUMNS);
     list.operations += MHA_OPERATIONS_PER_READ * (double)c->runs * (double)c->run_rows *
                        (double)c->w->dy_shape.width;
   }

@@ -12,7 +12,7 @@ typedef struct mha_weight_gradient {
   const float *dy; /* [B][L][out] */
   mha_rows_shape x_shape, dy_shape;
   mha_live_rows live; /* rows that were computed; others are not read for W */
-  bool all_rows;      /* b was added to the others too */
+  bool is_output;     /* of Wo: dY is the caller's, and bo was added to the other rows too */
   float *matrix;      /* as the projection's matrix, or NULL = not wanted */
   float *bias;        /* [out], likewise */
   const double *sums; /* [out], Σ dY known more exactly, for those that are finite; or NULL */

@@ -253,6 +253,8 @@ static mha_status prepare(mha_weights *layer, mha_matrices *m, matrix_entry entr
   return status;
 }
 
+static atomic_ullong last_serial;
+
 mha_status mha_weights_create_as(const mha_config *config, const mha_matrices *matrices,
                                  int32_t kept, mha_weights **weights, mha_error *error) {
   mha_weights layer = {.references = 0};
@@ -299,6 +301,7 @@ mha_status mha_weights_create_as(const mha_config *config, const mha_matrices *m
   memcpy(memory, &layer, sizeof layer);
   *weights = (mha_weights *)(void *)memory;
   atomic_init(&(*weights)->references, 1);
+  (*weights)->serial = atomic_fetch_add(&last_serial, 1) + 1;
   return mha_succeed(error);
 }
 

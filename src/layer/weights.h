@@ -50,6 +50,7 @@ static inline mha_projection mha_projection_back(const mha_projection *p) {
 
 struct mha_weights {
   atomic_int references;
+  uint64_t serial;   /* no other layer of the process has it; from 1 */
   mha_config config; /* all sizes derived, allocator NULL */
   float scale;       /* config.scale or 1/√d */
   int32_t orientation;
