@@ -23,7 +23,7 @@
 #ifndef MHA_GRADIENT_ROWS
 #define MHA_GRADIENT_ROWS 512
 #endif
-enum { MOST_GRADIENTS = 4, BIAS_COLUMNS = 64, BIAS_ROWS = 8, SCAN_TASKS = 32 };
+enum { MOST_GRADIENTS = 4, BIAS_COLUMNS = 256, BIAS_ROWS = 8, SCAN_TASKS = 32 };
 
 /* How one gradient is cut. */
 typedef struct cut {

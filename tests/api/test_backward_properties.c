@@ -864,6 +864,121 @@ static void constant_scores(void **state) {
   }
 }
 
+/* ---- by hand ---- */
+
+/* Two queries and three keys of one number each, of which the second key is infinite; a softcap
+ * makes finite scores of it. The mask says who sees that key. */
+static void step_back(const uint8_t attend[6], float d_q[2], float d_k[3], float d_v[3]) {
+  static const float q[] = {1, -2};
+  static const float k[] = {0.5F, INFINITY, 0.25F};
+  static const float v[] = {1, 2, 3};
+  static const float dy[] = {1, 0.5F};
+  const mha_tensor query = {.data = q, .batch = 1, .length = 2, .heads = 1, .size = 1};
+  const mha_tensor key = {.data = k, .batch = 1, .length = 3, .heads = 1, .size = 1};
+  const mha_tensor value = {.data = v, .batch = 1, .length = 3, .heads = 1, .size = 1};
+  mha_rules rules;
+  mha_attend_args args;
+  mha_attend_backward_args back;
+  mha_context *context = NULL;
+  mha_error error;
+  MHA_INIT(&rules);
+  rules.softcap = 5;
+  rules.attend.data = attend;
+  rules.attend.batch = rules.attend.heads = 1;
+  rules.attend.rows = 2;
+  rules.attend.columns = 3;
+  MHA_INIT(&args);
+  args.rules = &rules;
+  MHA_INIT(&back);
+  back.dy = dy;
+  back.d_q = d_q;
+  back.d_k = d_k;
+  back.d_v = d_v;
+  test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
+  test_expect(mha_attend_backward(context, &query, &key, &value, &args, &back, &error), MHA_OK,
+              &error);
+  mha_context_destroy(context);
+}
+
+static void an_infinite_key_under_a_softcap(void **state) {
+  static const uint8_t seen[] = {1, 1, 1, 1, 0, 1};
+  static const uint8_t hidden[] = {1, 0, 1, 1, 0, 1};
+  float d_q[2];
+  float d_k[3];
+  float d_v[3];
+  (void)state;
+  step_back(seen, d_q, d_k, d_v);
+  assert_true(isnan(d_q[0]) && isfinite(d_q[1]));
+  for (int j = 0; j < 3; j++)
+    assert_true(isnan(d_k[j]) && isnan(d_v[j]));
+  step_back(hidden, d_q, d_k, d_v);
+  assert_true(isfinite(d_q[0]) && isfinite(d_q[1]) && d_q[0] != 0);
+  assert_true(isfinite(d_k[0]) && isfinite(d_k[2]) && isfinite(d_v[0]) && isfinite(d_v[2]));
+  assert_true(d_k[1] == 0 && d_v[1] == 0);
+}
+
+/* A key token with NaN that head 0 hides: nothing of that head becomes NaN, the columns of the
+ * matrices' gradients included. */
+static void nan_that_one_head_hides(void **state) {
+  enum { E = 4, L = 3 };
+  static const uint8_t attend[] = {0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  float numbers[4][E * E];
+  float query[L * E];
+  float key[L * E];
+  float dy[L * E];
+  float d_wk[E * E];
+  float d_wq[E * E];
+  test_random r;
+  mha_config config;
+  mha_matrices matrices;
+  mha_rules rules;
+  mha_forward_args args;
+  mha_backward_args back;
+  mha_weights *weights = NULL;
+  mha_context *context = NULL;
+  mha_error error;
+  (void)state;
+  test_random_seed(&r, 3);
+  test_fill_normal(&r, numbers[0], 4 * E * E, 0.5);
+  test_fill_normal(&r, query, L * E, 1);
+  test_fill_normal(&r, key, L * E, 1);
+  test_fill_normal(&r, dy, L * E, 1);
+  key[1] = NAN;
+  mha_config_init(&config, E, 2);
+  MHA_INIT(&matrices);
+  matrices.orientation = MHA_IN_OUT;
+  matrices.query = numbers[0];
+  matrices.key = numbers[1];
+  matrices.value = numbers[2];
+  matrices.output = numbers[3];
+  MHA_INIT(&rules);
+  rules.attend.data = attend;
+  rules.attend.batch = 1;
+  rules.attend.heads = 2;
+  rules.attend.rows = rules.attend.columns = L;
+  MHA_INIT(&args);
+  args.batch = 1;
+  args.query_length = args.key_length = L;
+  args.query = query;
+  args.key = key;
+  args.rules = &rules;
+  MHA_INIT(&back);
+  back.dy = dy;
+  back.d_wq = d_wq;
+  back.d_wk = d_wk;
+  test_expect(mha_weights_create(&config, &matrices, &weights, &error), MHA_OK, &error);
+  test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
+  test_expect(mha_backward(context, weights, &args, &back, &error), MHA_OK, &error);
+  for (int i = 0; i < E; i++)
+    for (int c = 0; c < E; c++) {
+      const bool finite = c < E / 2; /* columns of head 0 */
+      assert_int_equal(isfinite(d_wk[i * E + c]) != 0, finite);
+      assert_int_equal(isfinite(d_wq[i * E + c]) != 0, finite);
+    }
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(threads_change_no_bit),
@@ -875,6 +990,8 @@ int main(void) {
       cmocka_unit_test(seen_nan_reaches_what_it_meets),
       cmocka_unit_test(rows_beyond_a_length_are_not_touched),
       cmocka_unit_test(a_trace_shows_the_steps),
+      cmocka_unit_test(an_infinite_key_under_a_softcap),
+      cmocka_unit_test(nan_that_one_head_hides),
       cmocka_unit_test(huge_biases),
       cmocka_unit_test(huge_scores),
       cmocka_unit_test(constant_scores),
