@@ -106,13 +106,11 @@ mha_back mha_back_begin(const mha_gradient *call, mha_back_stage stage, int32_t 
 
 /* ---- keys ---- */
 
-/* Rows of a head lie in pages of their own, so nobody guesses the next ones. */
-enum { ROWS_AHEAD = 8 };
-
 static void fetch_ahead(const mha_stored *rows, int64_t r) {
-  if (r + ROWS_AHEAD < rows->rows)
-    mha_memory_fetch(mha_element_at(rows->data, rows->element, (r + ROWS_AHEAD) * rows->row_stride),
-                     1, 0, mha_element_bytes(rows->element, rows->columns));
+  if (r + MHA_ROWS_AHEAD < rows->rows)
+    mha_memory_fetch(
+        mha_element_at(rows->data, rows->element, (r + MHA_ROWS_AHEAD) * rows->row_stride), 1, 0,
+        mha_element_bytes(rows->element, rows->columns));
 }
 
 /* Row r of an array of any type as float32; false, and 0, if a number in it is not finite. */

@@ -139,16 +139,13 @@ static void clear_rows(const mha_gradient *call, const mha_gradient_heads *heads
     memset(mha_gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
 }
 
-/* Rows of a head lie in pages of their own, so nobody guesses the next ones. */
-enum { ROWS_AHEAD = 8 };
-
 /* Puts dense rows where they belong, or adds them to what is there. */
 static void deliver(const mha_gradient *call, const mha_gradient_heads *heads, bool add, int64_t b,
                     int64_t start, mha_range rows, int64_t head, const float *from, int64_t size) {
   for (int64_t j = rows.begin; heads->data && j < rows.end; j++, from += size) {
     float *to = mha_gradient_row(call, heads, b, start, j, head);
-    if (j + ROWS_AHEAD < rows.end)
-      mha_memory_fetch(to + ROWS_AHEAD * heads->row_stride, 1, 0, (size_t)size * sizeof *to);
+    if (j + MHA_ROWS_AHEAD < rows.end)
+      mha_memory_fetch(to + MHA_ROWS_AHEAD * heads->row_stride, 1, 0, (size_t)size * sizeof *to);
     if (add)
       mha_vector_add(to, from, size);
     else

@@ -6,6 +6,10 @@
 #include "core.h"
 #include "runtime/parallel.h"
 
+/* Rows of a head lie in pages of their own, so no processor guesses the next ones: they are asked
+ * for so many rows ahead. */
+enum { MHA_ROWS_AHEAD = 8 };
+
 /* Where a gradient [B][L][heads][size] goes; size has stride 1. */
 typedef struct mha_gradient_heads {
   float *data; /* NULL = not wanted */
