@@ -28,7 +28,6 @@ void mha_tape_destroy(mha_tape *tape) {
 static mha_status measure(const mha_weights *weights, const mha_shape *shape, size_t *bytes,
                           mha_error *error) {
   mha_call_size size;
-  mha_layout layout = {0};
   mha_status status = mha_require(weights, "weights", error);
   if (!status)
     status = mha_shape_read(weights, shape, &size, error);
@@ -39,15 +38,7 @@ static mha_status measure(const mha_weights *weights, const mha_shape *shape, si
     return status;
   const mha_cut_sizes *s = &size.core;
   const mha_kept_size kept = {s->packed ? 1 : s->B, s->B, s->Lq, s->span, s->packed};
-  (void)mha_kept_plan(weights, &kept, &layout);
-  if (layout.overflow)
-    return mha_fail(
-        error, MHA_ERROR_OVERFLOW,
-        "shape has %lld entries of %lld queries and %lld keys; rule: what the tape keeps "
-        "of them must not overflow",
-        (long long)s->B, (long long)s->Lq, (long long)s->span);
-  *bytes = layout.bytes;
-  return MHA_OK;
+  return mha_kept_bytes(weights, &kept, "shape", bytes, error);
 }
 
 mha_status mha_tape_bytes(const mha_weights *weights, const mha_shape *shape, size_t *bytes,

@@ -117,6 +117,16 @@ static float *row_place(const mha_preparing *a, int64_t b, int64_t i, int64_t ro
                         : b * a->shape.batch_stride + i * a->shape.row_stride);
 }
 
+/* A row's place and position; NULL if it is not computed. */
+static float *find_row(const mha_preparing *a, int64_t row, int64_t *position) {
+  int64_t b = 0;
+  int64_t i = 0;
+  if (!locate_row(a, row, &b, &i))
+    return NULL;
+  (void)find_position(a, b, i, row, position);
+  return row_place(a, b, i, row);
+}
+
 static mha_status prepare_task(void *argument, int64_t index, int32_t worker) {
   (void)worker;
   const prepare_job *job = argument;
@@ -127,13 +137,10 @@ static mha_status prepare_task(void *argument, int64_t index, int32_t worker) {
   const int64_t first = (index - job->first_task[k]) * ROWS_PER_TASK;
   const int64_t end = mha_min(first + ROWS_PER_TASK, row_count(a));
   for (int64_t row = first; row < end; row++) {
-    int64_t b = 0;
-    int64_t i = 0;
     int64_t position = 0;
-    if (!locate_row(a, row, &b, &i))
+    float *x = find_row(a, row, &position);
+    if (!x)
       continue;
-    float *x = row_place(a, b, i, row);
-    (void)find_position(a, b, i, row, &position);
     if (a->raw)
       memcpy(a->raw + (x - a->data), x, (size_t)a->shape.width * sizeof *x);
     mha_norm_row(&a->weights->config, a->norm, a->heads, x);
@@ -186,13 +193,10 @@ static mha_status back_task(void *argument, int64_t index, int32_t worker) {
   if (sums)
     memset(sums, 0, (size_t)weight_width(a) * sizeof *sums);
   for (int64_t row = index * share; row < end; row++) {
-    int64_t b = 0;
-    int64_t i = 0;
     int64_t position = 0;
-    if (!locate_row(a, row, &b, &i))
+    float *x = find_row(a, row, &position);
+    if (!x)
       continue;
-    float *x = row_place(a, b, i, row);
-    (void)find_position(a, b, i, row, &position);
     mha_rope_row_back(c, a->weights->rope_frequencies, position, a->heads, x);
     if (c->norm != MHA_NORM_NONE)
       mha_norm_row_back(c, a->norm, a->heads, a->raw + (x - a->data), x, sums);

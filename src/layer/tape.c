@@ -54,20 +54,31 @@ mha_status mha_tape_grow(mha_tape *tape, size_t bytes, mha_error *error) {
   return MHA_OK;
 }
 
+mha_status mha_kept_bytes(const mha_weights *weights, const mha_kept_size *size, const char *name,
+                          size_t *bytes, mha_error *error) {
+  mha_layout layout = {0};
+  (void)mha_kept_plan(weights, size, &layout);
+  *bytes = layout.bytes;
+  if (!layout.overflow)
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "%s has %lld entries of %lld queries and %lld keys; rule: what the tape keeps of "
+                  "them must not overflow",
+                  name, (long long)size->entries, (long long)size->Lq, (long long)size->Lk);
+}
+
 mha_status mha_tape_open(mha_tape *tape, const mha_weights *weights, const mha_kept_size *size,
                          mha_error *error) {
   mha_layout layout = {0};
-  const mha_kept_offsets at = mha_kept_plan(weights, size, &layout);
-  if (layout.overflow)
-    return mha_fail(
-        error, MHA_ERROR_OVERFLOW,
-        "args has %lld entries of %lld queries and %lld keys; rule: what the tape keeps "
-        "of them must not overflow",
-        (long long)size->entries, (long long)size->Lq, (long long)size->Lk);
-  tape->layer = 0; /* whatever becomes of the call */
-  const mha_status status = mha_tape_grow(tape, layout.bytes, error);
+  size_t bytes = 0;
+  mha_status status = mha_kept_bytes(weights, size, "args", &bytes, error);
   if (status)
     return status;
+  tape->layer = 0; /* whatever becomes of the call */
+  status = mha_tape_grow(tape, bytes, error);
+  if (status)
+    return status;
+  const mha_kept_offsets at = mha_kept_plan(weights, size, &layout);
   tape->size = *size;
   /* a call without rows has no memory, but arrays of no bytes lie somewhere */
   tape->kept = mha_kept_at(tape->memory ? tape->memory : (char *)tape, &at, weights);

@@ -28,6 +28,10 @@ mha_kept_offsets mha_kept_plan(const mha_weights *weights, const mha_kept_size *
                                mha_layout *layout);
 mha_kept mha_kept_at(char *memory, const mha_kept_offsets *at, const mha_weights *weights);
 
+/* Bytes of all of them. OVERFLOW, with `name` for what has the sizes. */
+mha_status mha_kept_bytes(const mha_weights *weights, const mha_kept_size *size, const char *name,
+                          size_t *bytes, mha_error *error);
+
 struct mha_tape {
   mha_allocator allocator;
   char *memory;
