@@ -136,15 +136,15 @@ enum { BAD_K = 1, BAD_V = 2 };
 void mha_back_take_keys(mha_back *back, int64_t b, int64_t g) {
   const mha_core *core = &back->call->core;
   const mha_visibility *v = &core->visibility;
-  mha_range keys = mha_present_keys(v, b);
-  if (mha_query_count(v, b) == 0) /* nobody asks, and perhaps nobody made them */
-    keys.end = keys.begin;
+  const mha_range keys = mha_present_keys(v, b);
   const int64_t h = g * (v->H / core->G);
-  const mha_stored k_rows = mha_core_rows(core, &core->k, b, h, keys, core->d);
-  const mha_stored v_rows = mha_core_rows(core, &core->v, b, h, keys, core->dv);
   back->b = b;
   back->g = g;
   back->has_bad_keys = false;
+  if (mha_range_is_empty(keys) || mha_query_count(v, b) == 0) /* perhaps nobody made them */
+    return;
+  const mha_stored k_rows = mha_core_rows(core, &core->k, b, h, keys, core->d);
+  const mha_stored v_rows = mha_core_rows(core, &core->v, b, h, keys, core->dv);
   for (int64_t j = 0; j < keys.end; j++) {
     const int bad_k = gather_row(back->k + j * core->d, &k_rows, j) ? 0 : BAD_K;
     const int bad_v = gather_row(back->v + j * core->dv, &v_rows, j) ? 0 : BAD_V;
