@@ -1306,8 +1306,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_tape_reserve(mha_tape *tape, const mha_wei
  * those that mha_weights_matrices shows), its numbers are float32 whatever the type of the thing,
  * and what lies between its rows is not touched. Gradients overlap nothing else that the call reads
  * or writes, and no two elements of one share an address. Two gradients may lie within one block
- * where their strides, each a multiple of the next, keep them apart: those of matrices as columns of
- * it, those of inputs as parts of its rows, as in [B][L][3][H][d].
+ * where their strides, each a multiple of the next, keep them apart: those of matrices as columns
+ * of it, those of inputs as parts of its rows, as in [B][L][3][H][d].
  */
 typedef struct mha_backward_args {
   size_t struct_size;      /**< set by MHA_INIT */
