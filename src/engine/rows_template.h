@@ -155,7 +155,7 @@ INLINE void dots_rows(int32_t element, int nw, const mha_rows_product *p, int64_
   for (; r + LANES_X <= p->x_rows; r += LANES_X)
     dots_tile(element, nw, LANES_X, p, j, r);
   for (; LANES_X > 2 && r + 2 <= p->x_rows; r += 2)
-    dots_tile(element, nw, 2, p, j, r);
+    dots_tile(element, nw, LANES_X > 2 ? 2 : 1, p, j, r); /* never 2 in an array of 1 */
   for (; r < p->x_rows; r++)
     dots_tile(element, nw, 1, p, j, r);
 }
