@@ -6,8 +6,6 @@
 #include "layer/back_scratch.h"
 #include "masks.h"
 
-#include <string.h>
-
 typedef struct backward_call {
   mha_attend_call attend; /* the call whose way back it is */
   mha_attend_backward_args back;
@@ -75,8 +73,8 @@ static mha_status add_gradients(backward_call *c, mha_error *error) {
   if (!status)
     status = add_gradient(c, "back.d_v", a->d_v, &c->attend.v, error);
   if (!status && a->d_bias && !v->bias)
-    status = mha_fail(error, MHA_ERROR_WEIGHTS, "back.d_bias is given; rule: NULL without %s",
-                      "rules.bias");
+    status =
+        mha_fail(error, MHA_ERROR_WEIGHTS, "back.d_bias is given; rule: NULL without rules.bias");
   if (!status)
     status = mha_masks_add_bias_gradient(v, "back.d_bias", a->d_bias, &c->attend.ranges, error);
   if (!status)
@@ -162,14 +160,6 @@ static mha_status back(const backward_call *c, const mha_core *core, mha_context
   return mha_gradient_run(&g, &context->threads);
 }
 
-/* Keys that are none may be NULL, but lie somewhere: addresses are made of them. */
-static void place_missing_keys(const backward_call *c, mha_core *core) {
-  if (!core->k.data)
-    core->k.data = c;
-  if (!core->v.data)
-    core->v.data = c;
-}
-
 /* Between entering the context and leaving it. */
 static mha_status compute(backward_call *c, mha_context *context, mha_error *error) {
   mha_core core = c->attend.core;
@@ -178,7 +168,6 @@ static mha_status compute(backward_call *c, mha_context *context, mha_error *err
   mha_status status = mha_back_scratch_take(context, NULL, &size, again, &c->scratch, error);
   if (status)
     return status;
-  place_missing_keys(c, &core);
   if (again)
     status = attend_again(c, &core, context, error);
   else

@@ -61,9 +61,8 @@ static mha_status measure_calls(const mha_context *context, const mha_weights *w
 }
 
 static mha_status measure_entries(const mha_context *context, const mha_weights *weights,
-                                  const mha_call_size *size, int64_t entries, size_t *bytes,
-                                  mha_error *error) {
-  const bool again = size->backward == MHA_BACKWARD_ALONE;
+                                  const mha_call_size *size, bool again, int64_t entries,
+                                  size_t *bytes, mha_error *error) {
   mha_call_size fewer = *size;
   size_t needed = 0;
   fewer.core.B = entries;
@@ -74,16 +73,14 @@ static mha_status measure_entries(const mha_context *context, const mha_weights 
   return status;
 }
 
-/* What the way back needs, where the shape is for it too: also of fewer entries, where each may
- * need more. */
+/* What the way back needs, also of fewer entries, where each may need more. */
 static mha_status measure_back(const mha_context *context, const mha_weights *weights,
-                               const mha_call_size *size, size_t *bytes, mha_error *error) {
+                               const mha_call_size *size, bool again, size_t *bytes,
+                               mha_error *error) {
   const int64_t few = mha_min(size->core.B, mha_gradient_most_shared_entries());
-  if (size->backward == MHA_BACKWARD_NONE)
-    return MHA_OK;
-  mha_status status = measure_entries(context, weights, size, size->core.B, bytes, error);
+  mha_status status = measure_entries(context, weights, size, again, size->core.B, bytes, error);
   for (int64_t entries = 1; !status && entries <= few; entries++)
-    status = measure_entries(context, weights, size, entries, bytes, error);
+    status = measure_entries(context, weights, size, again, entries, bytes, error);
   return status;
 }
 
@@ -91,14 +88,15 @@ static mha_status measure_back(const mha_context *context, const mha_weights *we
 static mha_status measure_shape(const mha_context *context, const mha_weights *weights,
                                 const mha_shape *shape, mha_call_size calls[MOST_CALLS], int *n,
                                 size_t *bytes, mha_error *error) {
-  mha_call_size size;
-  mha_status status = mha_shape_read(weights, shape, &size, error);
+  mha_shape_asked asked;
+  mha_status status = mha_shape_read(weights, shape, &asked, error);
   if (status)
     return status;
-  *n = list_calls(weights, &size, calls);
+  *n = list_calls(weights, &asked.size, calls);
   status = measure_calls(context, weights, calls, *n, bytes, error);
-  for (int k = 0; !status && k < *n; k++)
-    status = measure_back(context, weights, &calls[k], bytes, error);
+  const bool again = asked.backward == MHA_BACKWARD_ALONE;
+  for (int k = 0; !status && asked.backward != MHA_BACKWARD_NONE && k < *n; k++)
+    status = measure_back(context, weights, &calls[k], again, bytes, error);
   return status;
 }
 

@@ -5,44 +5,47 @@
 #include "base/error.h"
 #include "layer/project.h"
 
-mha_status mha_shape_read(const mha_weights *weights, const mha_shape *given, mha_call_size *size,
-                          mha_error *error) {
-  mha_shape shape;
-  mha_status status = mha_read_struct(&shape, sizeof shape, MHA_FIRST_SHAPE, given, "shape", error);
+static mha_status check(const mha_shape *s, const mha_weights *weights, mha_error *error) {
+  mha_status status = mha_require_at_least(s->batch, 0, "shape.batch", error);
   if (!status)
-    status = mha_require_at_least(shape.batch, 0, "shape.batch", error);
+    status = mha_require_at_least(s->query_length, 0, "shape.query_length", error);
   if (!status)
-    status = mha_require_at_least(shape.query_length, 0, "shape.query_length", error);
+    status = mha_require_at_least(s->key_length, 0, "shape.key_length", error);
+  if (!status && !weights)
+    status = mha_require_at_least(s->n_heads, 1, "shape.n_heads", error);
+  if (!status && !weights)
+    status = mha_require_at_least(s->value_head_size, 1, "shape.value_head_size", error);
+  if (!status && !weights)
+    status = mha_require_at_least(s->n_kv_heads, 0, "shape.n_kv_heads", error);
+  if (!status && !weights)
+    status = mha_require_at_least(s->head_size, 0, "shape.head_size", error);
+  if (!status && (s->backward < MHA_BACKWARD_NONE || s->backward > MHA_BACKWARD_ALONE))
+    status = mha_fail(error, MHA_ERROR_VALUE,
+                      "shape.backward is %d; rule: a value of mha_backward_use", (int)s->backward);
   if (!status)
-    status = mha_require_at_least(shape.key_length, 0, "shape.key_length", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.n_heads, 1, "shape.n_heads", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.value_head_size, 1, "shape.value_head_size", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.n_kv_heads, 0, "shape.n_kv_heads", error);
-  if (!status && !weights)
-    status = mha_require_at_least(shape.head_size, 0, "shape.head_size", error);
-  if (!status && (shape.backward < MHA_BACKWARD_NONE || shape.backward > MHA_BACKWARD_ALONE))
-    status =
-        mha_fail(error, MHA_ERROR_VALUE, "shape.backward is %d; rule: a value of mha_backward_use",
-                 (int)shape.backward);
-  if (!status)
-    status =
-        mha_require_kv_element(shape.cache_type, "shape", ".cache_type", MHA_ERROR_VALUE, error);
-  if (!status && !weights && shape.n_kv_heads && shape.n_heads % shape.n_kv_heads != 0)
+    status = mha_require_kv_element(s->cache_type, "shape", ".cache_type", MHA_ERROR_VALUE, error);
+  if (!status && !weights && s->n_kv_heads && s->n_heads % s->n_kv_heads != 0)
     status = mha_fail(error, MHA_ERROR_HEADS,
                       "shape.n_heads is %lld, shape.n_kv_heads %lld; rule: a multiple of it",
-                      (long long)shape.n_heads, (long long)shape.n_kv_heads);
-  if (!status && shape.backward && shape.cached)
+                      (long long)s->n_heads, (long long)s->n_kv_heads);
+  if (!status && s->backward && s->cached)
     status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "shape.backward is %d and shape.cached set; rule: there is no way back "
                       "through a cache",
-                      (int)shape.backward);
+                      (int)s->backward);
+  return status;
+}
+
+mha_status mha_shape_read(const mha_weights *weights, const mha_shape *given,
+                          mha_shape_asked *asked, mha_error *error) {
+  mha_shape shape;
+  mha_status status = mha_read_struct(&shape, sizeof shape, MHA_FIRST_SHAPE, given, "shape", error);
+  if (!status)
+    status = check(&shape, weights, error);
   if (status)
     return status;
-  const mha_call_size nothing = {.key_rows = 0};
-  *size = nothing;
+  *asked = (mha_shape_asked){.cached = shape.cached != 0, .backward = shape.backward};
+  mha_call_size *size = &asked->size;
   const mha_size_names names = {"shape.batch", "shape.query_length", "shape.key_length"};
   mha_cut_sizes *s = &size->core;
   size->names = names;
@@ -59,7 +62,5 @@ mha_status mha_shape_read(const mha_weights *weights, const mha_shape *given, mh
   /* a call may bring more rows of its own than queries */
   size->key_rows = !shape.cached ? s->span : s->stored ? s->Lq : mha_gathered_rows(s->B, INT64_MAX);
   size->new_rows = shape.cached ? s->Lq : s->span;
-  size->cached = shape.cached != 0;
-  size->backward = shape.backward;
   return MHA_OK;
 }

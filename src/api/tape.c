@@ -27,16 +27,16 @@ void mha_tape_destroy(mha_tape *tape) {
 
 static mha_status measure(const mha_weights *weights, const mha_shape *shape, size_t *bytes,
                           mha_error *error) {
-  mha_call_size size;
+  mha_shape_asked asked;
   mha_status status = mha_require(weights, "weights", error);
   if (!status)
-    status = mha_shape_read(weights, shape, &size, error);
-  if (!status && size.cached)
+    status = mha_shape_read(weights, shape, &asked, error);
+  if (!status && asked.cached)
     status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
                       "shape.cached is set; rule: a tape keeps no call with a cache");
   if (status)
     return status;
-  const mha_cut_sizes *s = &size.core;
+  const mha_cut_sizes *s = &asked.size.core;
   const mha_kept_size kept = {s->packed ? 1 : s->B, s->B, s->Lq, s->span, s->packed};
   return mha_kept_bytes(weights, &kept, "shape", bytes, error);
 }

@@ -34,9 +34,9 @@ _Static_assert(MHA_EDGE_TILE <= MHA_BACK_KEYS, "the scratch of a task holds MHA_
 
 /* n rows in tiles of at most `most`, none of them much shorter than the others. */
 static int64_t share_out(int64_t n, int64_t most) {
-  const int64_t tiles = mha_max(n / most + (n % most != 0), 1);
-  const int64_t even = n / tiles + (n % tiles != 0);
-  return mha_max(mha_min((even + MHA_LANES - 1) / MHA_LANES * MHA_LANES, most), 1);
+  const int64_t tiles = mha_max(mha_divide_up(n, most), 1);
+  const int64_t lanes = mha_divide_up(mha_divide_up(n, tiles), MHA_LANES);
+  return mha_max(mha_min(lanes * MHA_LANES, most), 1);
 }
 
 mha_cut mha_back_cut(const mha_cut_sizes *s) {
@@ -155,33 +155,6 @@ void mha_back_take_keys(mha_back *back, int64_t b, int64_t g) {
 
 /* ---- queries ---- */
 
-/* dO of queries [i, i + n): [n][dv]. */
-static mha_stored dy_rows(const mha_back *back, int64_t i, int64_t n) {
-  const mha_core *core = &back->call->core;
-  const mha_heads *dy = &back->call->dy;
-  const mha_visibility *v = &core->visibility;
-  const int64_t first = (v->query_starts ? mha_query_start(v, back->b) * dy->row_stride
-                                         : back->b * dy->batch_stride) +
-                        i * dy->row_stride + back->h * dy->head_stride;
-  const mha_stored rows = {
-      (const float *)dy->data + first, MHA_F32, n, core->dv, dy->row_stride, 1};
-  return rows;
-}
-
-/* O of the same, what step 3 gave: [n][dv]. */
-static mha_stored output_rows(const mha_back *back, int64_t i, int64_t n) {
-  const mha_core *core = &back->call->core;
-  const mha_stored rows = {
-      mha_core_output(core, back->b, back->h, i), MHA_F32, n, core->dv, core->output_row_stride, 1};
-  return rows;
-}
-
-static mha_stored query_rows(const mha_back *back, int64_t i, int64_t n) {
-  const mha_view q = mha_core_queries(&back->call->core, back->b, back->h, i, n);
-  const mha_stored rows = {q.data, MHA_F32, q.rows, q.columns, q.row_stride, 1};
-  return rows;
-}
-
 static int64_t row_index(const mha_back *back, int64_t r) {
   return mha_core_row_index(&back->call->core, back->b, back->h, back->i + r);
 }
@@ -219,12 +192,15 @@ void mha_back_take_queries(mha_back *back, int64_t h, int64_t i, int64_t n) {
   const mha_core *core = &back->call->core;
   back->h = h;
   back->i = i;
-  back->n = n;
   back->live = mha_max(0, mha_min(n, mha_query_count(&core->visibility, back->b) - i));
   back->has_bad_queries = false;
-  const mha_stored q = query_rows(back, i, back->live);
-  const mha_stored dy = dy_rows(back, i, back->live);
-  const mha_stored output = output_rows(back, i, back->live);
+  const mha_heads o = {core->output, MHA_F32, core->output_batch_stride, core->output_row_stride,
+                       core->output_head_stride};
+  const mha_stored q = mha_stored_view(mha_core_queries(core, back->b, h, i, back->live));
+  const mha_stored dy = mha_stored_view(
+      mha_core_query_rows(core, &back->call->dy, back->b, h, i, back->live, core->dv));
+  const mha_stored output =
+      mha_stored_view(mha_core_query_rows(core, &o, back->b, h, i, back->live, core->dv));
   for (int64_t r = 0; r < back->live; r++)
     take_query(back, &q, &dy, &output, r);
 }

@@ -11,13 +11,13 @@ typedef enum mha_back_stage {
   MHA_BACK_SCALED /* dS, of scale·(q·k), and the weights are those that dropout left */
 } mha_back_stage;
 
-/* A worker's arrays, and what they hold: the keys of key head g of entry b, and queries [i, i + n)
+/* A worker's arrays, and what they hold: the keys of key head g of entry b, and n queries from i on
  * of head h. Rows are dense; those with a number that is not finite are 0 and marked. */
 typedef struct mha_back {
   const mha_gradient *call;
   mha_back_stage stage;
-  int64_t b, g, h, i, n;
-  int64_t live;                    /* of the n, those within the entry's length */
+  int64_t b, g, h, i;
+  int64_t live;                    /* n, or those of the n within the entry's length */
   float *k, *v;                    /* [keys][d], [keys][dv] */
   float *q, *dy;                   /* [n][d], [n][dv], dy: dO */
   float *d_k, *d_v, *d_q;          /* [keys][d], [keys][dv], [n][d]: room for the gradients */

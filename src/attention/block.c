@@ -115,10 +115,7 @@ static mha_stored piece_rows(const mha_core *core, const mha_block *block, mha_r
                  : mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
   if (mha_core_multiplies_stored(core))
     return rows;
-  const mha_view view = mha_numbers_fetch(&rows, block->fetched);
-  const mha_stored fetched = {view.data,    MHA_F32,         view.rows,
-                              view.columns, view.row_stride, view.column_stride};
-  return fetched;
+  return mha_stored_view(mha_numbers_fetch(&rows, block->fetched));
 }
 
 static mha_status multiply_tile(const mha_core *core, const mha_block *block, mha_range keys,

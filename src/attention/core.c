@@ -14,19 +14,22 @@ int64_t mha_core_row_index(const mha_core *core, int64_t b, int64_t h, int64_t i
   return v->query_starts ? h * v->Lq + v->query_starts[b] + i : (b * v->H + h) * v->Lq + i;
 }
 
-/* Entry b begins at its own batch stride or, packed, at its first row. */
-static int64_t entry_offset(bool packed, int64_t b, int64_t start, int64_t batch_stride,
-                            int64_t row_stride) {
-  return packed ? start * row_stride : b * batch_stride;
+int64_t mha_core_entry(const mha_core *core, int64_t b, int64_t start, int64_t batch_stride,
+                       int64_t row_stride) {
+  return core->visibility.query_starts ? start * row_stride : b * batch_stride;
+}
+
+mha_view mha_core_query_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                             int64_t i, int64_t n, int64_t size) {
+  const int64_t start = mha_query_start(&core->visibility, b);
+  const float *data = (const float *)heads->data +
+                      mha_core_entry(core, b, start, heads->batch_stride, heads->row_stride) +
+                      i * heads->row_stride + h * heads->head_stride;
+  return mha_view_rows(data, n, size, heads->row_stride);
 }
 
 mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n) {
-  const mha_visibility *v = &core->visibility;
-  const float *data = (const float *)core->q.data +
-                      entry_offset(v->query_starts != NULL, b, mha_query_start(v, b),
-                                   core->q.batch_stride, core->q.row_stride) +
-                      i * core->q.row_stride + h * core->q.head_stride;
-  return mha_view_rows(data, n, core->d, core->q.row_stride);
+  return mha_core_query_rows(core, &core->q, b, h, i, n, core->d);
 }
 
 mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
@@ -35,9 +38,9 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
   const int64_t entry = v->cached ? mha_cache_rows_entry(v->cached, b) : b;
   const int64_t row = v->cached ? mha_cache_rows_row(v->cached, keys.begin) : keys.begin;
   const int64_t g = h / (v->H / core->G);
-  const int64_t first = entry_offset(v->key_starts != NULL, entry, mha_key_start(v, b),
-                                     heads->batch_stride, heads->row_stride) +
-                        row * heads->row_stride + g * heads->head_stride;
+  const int64_t first =
+      mha_core_entry(core, entry, mha_key_start(v, b), heads->batch_stride, heads->row_stride) +
+      row * heads->row_stride + g * heads->head_stride;
   const mha_stored rows = {mha_element_at(heads->data, heads->element, first),
                            heads->element,
                            keys.end - keys.begin,
@@ -48,10 +51,9 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
 }
 
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
-  const mha_visibility *v = &core->visibility;
   return core->output +
-         entry_offset(v->query_starts != NULL, b, mha_query_start(v, b), core->output_batch_stride,
-                      core->output_row_stride) +
+         mha_core_entry(core, b, mha_query_start(&core->visibility, b), core->output_batch_stride,
+                        core->output_row_stride) +
          i * core->output_row_stride + h * core->output_head_stride;
 }
 

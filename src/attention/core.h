@@ -68,6 +68,15 @@ double mha_core_operations(const mha_core *core);
 /* Sizes that decide how the call is cut. */
 mha_cut_sizes mha_core_cut_sizes(const mha_core *core);
 
+/* Where the rows of entry b begin: at its own batch stride or, packed, at its first row, `start`.
+ */
+int64_t mha_core_entry(const mha_core *core, int64_t b, int64_t start, int64_t batch_stride,
+                       int64_t row_stride);
+
+/* Rows [i, i + n) of head h of entry b of something that queries have: [n][size]. */
+mha_view mha_core_query_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                             int64_t i, int64_t n, int64_t size);
+
 /* Queries [i, i + n) of head h of entry b: [n][d]. */
 mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n);
 

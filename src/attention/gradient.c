@@ -109,10 +109,11 @@ void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratc
 
 /* ---- addresses ---- */
 
-float *mha_gradient_row(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
-                        int64_t start, int64_t row, int64_t head) {
-  const bool packed = call->core.visibility.query_starts != NULL;
-  return heads->data + (packed ? start * heads->row_stride : b * heads->batch_stride) +
+/* Row `row` of a head's gradient of entry b, whose packed rows begin at `start`. */
+static float *gradient_row(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
+                           int64_t start, int64_t row, int64_t head) {
+  return heads->data +
+         mha_core_entry(&call->core, b, start, heads->batch_stride, heads->row_stride) +
          row * heads->row_stride + head * heads->head_stride;
 }
 
@@ -136,14 +137,14 @@ static int64_t rows_of(const mha_visibility *v, int64_t b, bool keys) {
 static void clear_rows(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
                        int64_t start, mha_range rows, int64_t head, int64_t size) {
   for (int64_t j = rows.begin; heads->data && j < rows.end; j++)
-    memset(mha_gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
+    memset(gradient_row(call, heads, b, start, j, head), 0, (size_t)size * sizeof(float));
 }
 
 /* Puts dense rows where they belong, or adds them to what is there. */
 static void deliver(const mha_gradient *call, const mha_gradient_heads *heads, bool add, int64_t b,
                     int64_t start, mha_range rows, int64_t head, const float *from, int64_t size) {
   for (int64_t j = rows.begin; heads->data && j < rows.end; j++, from += size) {
-    float *to = mha_gradient_row(call, heads, b, start, j, head);
+    float *to = gradient_row(call, heads, b, start, j, head);
     if (j + MHA_ROWS_AHEAD < rows.end)
       mha_memory_fetch(to + MHA_ROWS_AHEAD * heads->row_stride, 1, 0, (size_t)size * sizeof *to);
     if (add)
@@ -333,11 +334,11 @@ static void add_shares(const mha_gradient *call, const mha_gradient_heads *whole
                        int64_t b, int64_t g, int64_t j, int64_t size) {
   const mha_visibility *v = &call->core.visibility;
   const int64_t start = mha_key_start(v, b);
-  float *row = mha_gradient_row(call, whole, b, start, j, g);
+  float *row = gradient_row(call, whole, b, start, j, g);
   mha_vector_start_rows(call->accumulate_heads ? 1.0f : 0.0f, row, 1, size, size);
   for (int64_t share = 0; share < call->cut.shares; share++) {
     const mha_gradient_heads heads = share_of(call, shared, share, size);
-    mha_vector_add(row, mha_gradient_row(call, &heads, b, start, j, g), size);
+    mha_vector_add(row, gradient_row(call, &heads, b, start, j, g), size);
   }
 }
 

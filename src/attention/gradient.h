@@ -64,10 +64,6 @@ mha_gradient_scratch mha_gradient_plan(const mha_cut_sizes *sizes, int32_t n_thr
 /* Cuts the call and gives it its places in the arena. */
 void mha_gradient_use(mha_gradient *call, char *arena, const mha_gradient_scratch *at);
 
-/* Row `row` of a head's gradient of entry b, whose packed rows begin at `start`. */
-float *mha_gradient_row(const mha_gradient *call, const mha_gradient_heads *heads, int64_t b,
-                        int64_t start, int64_t row, int64_t head);
-
 /* Computes all that is wanted. */
 mha_status mha_gradient_run(const mha_gradient *call, const mha_threads *threads);
 

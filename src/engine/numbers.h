@@ -14,6 +14,13 @@ typedef struct mha_stored {
   int64_t row_stride, column_stride;
 } mha_stored;
 
+/* float32 as they lie. */
+static inline mha_stored mha_stored_view(mha_view view) {
+  const mha_stored stored = {view.data,    MHA_F32,         view.rows,
+                             view.columns, view.row_stride, view.column_stride};
+  return stored;
+}
+
 /* The matrix seen with rows and columns exchanged; columns [first, first + columns) of it, rows
  * [first, first + rows). Where blocks are cut, it is between two of them. */
 mha_stored mha_stored_transposed(mha_stored stored);

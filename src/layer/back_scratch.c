@@ -3,7 +3,6 @@
  * theirs take. */
 #include "back_scratch.h"
 
-#include "base/error.h"
 #include "prepare.h"
 #include "weight_gradient.h"
 
@@ -110,11 +109,7 @@ static mha_status make_plan(const mha_context *context, const mha_weights *weigh
     p->bytes = 1;
   if (status || !p->layout.overflow)
     return status;
-  return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "%s is %lld, %s %lld, %s %lld; rule: their products with the heads and widths "
-                  "must not overflow",
-                  size->names.batch, (long long)s->B, size->names.query_length, (long long)s->Lq,
-                  size->names.key_length, (long long)s->span);
+  return mha_scratch_overflow(size, error);
 }
 
 mha_status mha_back_scratch_measure(const mha_context *context, const mha_weights *weights,

@@ -63,11 +63,6 @@ static mha_gradient_heads split_gradient(float *data, const mha_rows_shape *rows
   return heads;
 }
 
-static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int64_t size) {
-  const mha_heads heads = {data, MHA_F32, rows->batch_stride, rows->row_stride, size};
-  return heads;
-}
-
 /* 4., 3. and 2. */
 static mha_status attend_back(const mha_backward_call *c) {
   const mha_forward_call *f = &c->forward;
@@ -78,16 +73,11 @@ static mha_status attend_back(const mha_backward_call *c) {
                     .key_sums = key_sums(c)};
   mha_core *core = &g.core;
   core->engine = f->context->engine;
-  core->q = split_heads(c->kept->q, &f->q, core->d);
-  core->k = split_heads(c->kept->k, &f->k, core->d);
-  core->v = split_heads(c->kept->v, &f->v, core->dv);
+  mha_forward_split(f, c->kept->q, c->kept->k, c->kept->v, c->kept->concat, core);
   core->row_max = c->kept->row_max;
   core->row_sum = c->kept->row_sum;
-  core->output = c->kept->concat;
-  core->output_batch_stride = f->concat.batch_stride;
-  core->output_row_stride = f->concat.row_stride;
-  core->output_head_stride = core->dv;
-  g.dy = split_heads(c->scratch.d_concat, &f->concat, core->dv);
+  g.dy = (mha_heads){c->scratch.d_concat, MHA_F32, f->concat.batch_stride, f->concat.row_stride,
+                     core->dv};
   g.q = split_gradient(wants_q(c) ? c->scratch.d_q : NULL, &f->q, core->d);
   g.k = split_gradient(wants_k(c) ? c->scratch.d_k : NULL, &f->k, core->d);
   g.v = split_gradient(wants_v(c) ? c->scratch.d_v : NULL, &f->v, core->dv);

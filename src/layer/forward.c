@@ -104,21 +104,26 @@ static mha_heads split_cached_heads(const mha_forward_call *c, const void *data,
   return heads;
 }
 
+void mha_forward_split(const mha_forward_call *c, const float *q, const float *k, const float *v,
+                       float *concat, mha_core *core) {
+  core->q = split_heads(q, &c->q, core->d);
+  core->k = split_heads(k, &c->k, core->d);
+  core->v = split_heads(v, &c->v, core->dv);
+  core->output = concat;
+  core->output_batch_stride = c->concat.batch_stride;
+  core->output_row_stride = c->concat.row_stride;
+  core->output_head_stride = core->dv;
+}
+
 /* 3. Every head of every entry. O_h [Lq][dv] goes where the concatenation wants it: its rows H·dv
  * apart, the next head dv further. */
 static mha_status attend(mha_forward_call *c) {
   mha_core *core = &c->core;
-  core->q = split_heads(c->workspace.q, &c->q, core->d);
-  core->k = split_heads(c->workspace.k, &c->k, core->d);
-  core->v = split_heads(c->workspace.v, &c->v, core->dv);
+  mha_forward_split(c, c->workspace.q, c->workspace.k, c->workspace.v, c->workspace.concat, core);
   if (c->in_cache) {
     core->k = split_cached_heads(c, c->args.cache->keys, &c->k, core->d);
     core->v = split_cached_heads(c, c->args.cache->values, &c->v, core->dv);
   }
-  core->output = c->workspace.concat;
-  core->output_batch_stride = c->concat.batch_stride;
-  core->output_row_stride = c->concat.row_stride;
-  core->output_head_stride = core->dv;
   const mha_status status = mha_attention_run(core, &c->context->threads);
   return status ? status : mha_observe(core, &c->context->threads);
 }

@@ -52,6 +52,11 @@ mha_kept_size mha_forward_kept_size(const mha_forward_call *c);
  * BUSY, which leaves the tape as it is, MEMORY, and OVERFLOW for what the engine cannot count. */
 mha_status mha_forward_run(mha_forward_call *c, mha_error *error);
 
+/* 2. and 4.: gives a core its Q, K, V and output, which are buffers of the call's sizes with heads
+ * side by side. */
+void mha_forward_split(const mha_forward_call *c, const float *q, const float *k, const float *v,
+                       float *concat, mha_core *core);
+
 /* Steps 1 to 3 once more, into what is kept, of a call whose context has been entered and has the
  * room: nothing of the caller's is written, and no trace shows it. */
 mha_status mha_forward_again(mha_forward_call *c, mha_error *error);

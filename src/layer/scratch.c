@@ -69,6 +69,15 @@ static mha_cut_sizes sizes_in(const mha_context *context, const mha_call_size *s
   return sizes;
 }
 
+mha_status mha_scratch_overflow(const mha_call_size *size, mha_error *error) {
+  const mha_cut_sizes *s = &size->core;
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "%s is %lld, %s %lld, %s %lld; rule: their products with the heads and widths "
+                  "must not overflow",
+                  size->names.batch, (long long)s->B, size->names.query_length, (long long)s->Lq,
+                  size->names.key_length, (long long)s->span);
+}
+
 static mha_status make_plan(const mha_context *context, const mha_weights *weights,
                             const mha_call_size *size, plan *p, mha_error *error) {
   const plan nothing = {.layout = {.bytes = size->before}};
@@ -83,11 +92,7 @@ static mha_status make_plan(const mha_context *context, const mha_weights *weigh
     (void)mha_layout_add(&p->layout, 1, 1, 1, 1);
   if (!p->layout.overflow)
     return MHA_OK;
-  return mha_fail(error, MHA_ERROR_OVERFLOW,
-                  "%s is %lld, %s %lld, %s %lld; rule: their products with the heads and widths "
-                  "must not overflow",
-                  size->names.batch, (long long)s->B, size->names.query_length, (long long)s->Lq,
-                  size->names.key_length, (long long)s->span);
+  return mha_scratch_overflow(size, error);
 }
 
 mha_laid_strides mha_scratch_strides(const mha_weights *weights) {

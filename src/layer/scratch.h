@@ -19,10 +19,8 @@ typedef struct mha_call_size {
   int64_t new_rows; /* of each entry's key and value that are projected */
   mha_laid_strides strides;
   mha_size_names names;
-  bool kept;        /* Q, K, V and concat have room elsewhere */
-  size_t before;    /* bytes of the arena that are somebody else's */
-  bool cached;      /* keys are in a cache */
-  int32_t backward; /* mha_backward_use */
+  bool kept;     /* Q, K, V and concat have room elsewhere */
+  size_t before; /* bytes of the arena that are somebody else's */
 } mha_call_size;
 
 /* Buffers of a layer. */
@@ -38,6 +36,9 @@ typedef struct mha_scratch {
 
 /* Rows of Q in the workspace, and of V there or in a cache. */
 mha_laid_strides mha_scratch_strides(const mha_weights *weights);
+
+/* Fails with OVERFLOW: the sizes of a call have no product. */
+mha_status mha_scratch_overflow(const mha_call_size *size, mha_error *error);
 
 /* Bytes that a call of this size takes in a context; weights NULL = of mha_attend. OVERFLOW if its
  * sizes have no product. */

@@ -101,14 +101,19 @@ static mha_status scan_task(void *argument, int64_t index, int32_t worker) {
   return MHA_OK;
 }
 
+static bool watch_the_same(const cut *a, const cut *b) {
+  const mha_rows_shape *s = a->watched_shape;
+  const mha_rows_shape *t = b->watched_shape;
+  return a->watched == b->watched && s->batch == t->batch && s->length == t->length &&
+         s->width == t->width && s->batch_stride == t->batch_stride &&
+         s->row_stride == t->row_stride && a->w->live.counts == b->w->live.counts &&
+         a->w->live.limit == b->w->live.limit;
+}
+
 /* Query, key and value are often one array. */
 static int find_scanner(const job *j, int k) {
-  const cut *c = &j->cuts[k];
   int first = 0;
-  while (j->cuts[first].watched != c->watched ||
-         j->cuts[first].w->live.counts != c->w->live.counts ||
-         j->cuts[first].watched_shape->row_stride != c->watched_shape->row_stride ||
-         j->cuts[first].runs != c->runs || j->cuts[first].run_rows != c->run_rows)
+  while (!watch_the_same(&j->cuts[first], &j->cuts[k]))
     first++;
   return first;
 }
@@ -179,12 +184,17 @@ static void add_bad_rows(const panel *p, int64_t run, int64_t row, int64_t rows)
   }
 }
 
+static float *panel_begin(const panel *p) {
+  const mha_weight_gradient *w = p->c->w;
+  return w->matrix + p->in * w->projection->in_stride + p->out * w->projection->out_stride;
+}
+
 static mha_status add_chunk(const panel *p, int64_t run, int64_t row, int64_t rows) {
   const mha_weight_gradient *w = p->c->w;
   const mha_projection *q = w->projection;
   const mha_view x = factor(p, false, run, row, rows);
   const mha_view dy = factor(p, true, run, row, rows);
-  float *to = w->matrix + p->in * q->in_stride + p->out * q->out_stride;
+  float *to = panel_begin(p);
   const mha_status status =
       q->out_stride == 1
           ? p->engine->multiply(1.0f, mha_view_transposed(x), dy, 1.0f, to, q->in_stride)
@@ -197,14 +207,11 @@ static mha_status add_chunk(const panel *p, int64_t run, int64_t row, int64_t ro
 static mha_status run_panel(const panel *p, bool accumulate) {
   const mha_weight_gradient *w = p->c->w;
   const mha_projection *q = w->projection;
-  float *to = w->matrix + p->in * q->in_stride + p->out * q->out_stride;
+  const bool by_in = q->out_stride == 1;
   mha_status status = MHA_OK;
-  if (q->out_stride == 1)
-    mha_vector_start_rows(accumulate ? 1.0f : 0.0f, to, p->in_columns, p->out_columns,
-                          q->in_stride);
-  else
-    mha_vector_start_rows(accumulate ? 1.0f : 0.0f, to, p->out_columns, p->in_columns,
-                          q->out_stride);
+  mha_vector_start_rows(
+      accumulate ? 1.0f : 0.0f, panel_begin(p), by_in ? p->in_columns : p->out_columns,
+      by_in ? p->out_columns : p->in_columns, by_in ? q->in_stride : q->out_stride);
   for (int64_t run = 0; !status && run < p->c->runs; run++) {
     const int64_t live = live_rows(p->c, run);
     for (int64_t row = 0; !status && row < live; row += MHA_GRADIENT_ROWS)
@@ -215,12 +222,16 @@ static mha_status run_panel(const panel *p, bool accumulate) {
 
 /* ---- the lists ---- */
 
-static mha_status panel_task(void *argument, int64_t index, int32_t worker) {
-  const job *j = argument;
+static const cut *find_cut(const job *j, int64_t index) {
   int k = j->n - 1;
   while (j->cuts[k].first_task > index)
     k--;
-  const cut *c = &j->cuts[k];
+  return &j->cuts[k];
+}
+
+static mha_status panel_task(void *argument, int64_t index, int32_t worker) {
+  const job *j = argument;
+  const cut *c = find_cut(j, index);
   const mha_projection *q = c->w->projection;
   const int64_t local = index - c->first_task;
   panel p = {.c = c,
@@ -247,10 +258,7 @@ static void add_rows(const mha_weight_gradient *w, int64_t b, int64_t first, int
 static mha_status bias_task(void *argument, int64_t index, int32_t worker) {
   (void)worker;
   const job *j = argument;
-  int k = j->n - 1;
-  while (j->cuts[k].first_task > index)
-    k--;
-  const cut *c = &j->cuts[k];
+  const cut *c = find_cut(j, index);
   const mha_weight_gradient *w = c->w;
   const int64_t column = (index - c->first_task) * BIAS_COLUMNS;
   const int64_t columns = mha_min(BIAS_COLUMNS, w->projection->out - column);
@@ -284,7 +292,7 @@ static mha_status run_matrices(const mha_context *context, job *j) {
     c->scanned_by = find_scanner(j, k);
     if (!c->w->matrix)
       continue;
-    list.n_tasks += c->in_panels * c->out_panels;
+    list.n_tasks += mha_weight_gradient_tasks(c->w->projection);
     list.operations += operations(c->w);
     scan.operations += MHA_OPERATIONS_PER_READ * (double)c->runs * (double)c->run_rows *
                        (double)c->watched_shape->width;

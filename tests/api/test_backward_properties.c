@@ -979,6 +979,52 @@ static void nan_that_one_head_hides(void **state) {
   mha_weights_destroy(weights);
 }
 
+/* One array read as queries of two numbers and as keys of four, in rows of four: a hidden key with
+ * NaN where the queries end does not reach the gradient of Wk. */
+static void one_array_of_two_widths(void **state) {
+  enum { E = 4, L = 2 };
+  static const uint8_t attend[] = {1, 0, 1, 0};
+  static const float x[L * E] = {1, 2, 3, 4, 5, 6, 7, NAN};
+  static const float dy[L * 2] = {1, -1, 2, 0.5F};
+  static const float w[E * 2] = {1, 2, 3, -1, 0.5F, 2, 1, 1};
+  float d_wk[E * 2];
+  mha_config config;
+  mha_matrices matrices;
+  mha_rules rules;
+  mha_forward_args args;
+  mha_backward_args back;
+  mha_weights *weights = NULL;
+  mha_context *context = NULL;
+  mha_error error;
+  (void)state;
+  mha_config_init(&config, 2, 1);
+  config.key_width = config.value_width = E;
+  MHA_INIT(&matrices);
+  matrices.orientation = MHA_IN_OUT;
+  matrices.query = matrices.key = matrices.value = matrices.output = w;
+  MHA_INIT(&rules);
+  rules.attend.data = attend;
+  rules.attend.batch = rules.attend.heads = 1;
+  rules.attend.rows = rules.attend.columns = L;
+  MHA_INIT(&args);
+  args.batch = 1;
+  args.query_length = args.key_length = L;
+  args.query = args.key = x;
+  args.query_row_stride = args.key_row_stride = E;
+  args.rules = &rules;
+  MHA_INIT(&back);
+  back.dy = dy;
+  back.d_wk = d_wk;
+  test_expect(mha_weights_create(&config, &matrices, &weights, &error), MHA_OK, &error);
+  test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
+  back.d_wq = (float[4]){0}; /* queries are looked through first */
+  test_expect(mha_backward(context, weights, &args, &back, &error), MHA_OK, &error);
+  for (int i = 0; i < E * 2; i++)
+    assert_true(isfinite(d_wk[i]));
+  mha_context_destroy(context);
+  mha_weights_destroy(weights);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(threads_change_no_bit),
@@ -992,6 +1038,7 @@ int main(void) {
       cmocka_unit_test(a_trace_shows_the_steps),
       cmocka_unit_test(an_infinite_key_under_a_softcap),
       cmocka_unit_test(nan_that_one_head_hides),
+      cmocka_unit_test(one_array_of_two_widths),
       cmocka_unit_test(huge_biases),
       cmocka_unit_test(huge_scores),
       cmocka_unit_test(constant_scores),

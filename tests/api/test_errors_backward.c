@@ -139,7 +139,7 @@ static void calls_without_rows(void **state) {
       test_note("core %d, way %d", core, way);
       test_expect(call_back(&error), MHA_OK, &error);
       for (size_t i = 0; i < back.n; i++) {
-        const test_gradient *g = &back.gradients[i];
+        const test_asked_gradient *g = &back.gradients[i];
         const bool is_input = g->member == &back.args.d_query || g->member == &back.attend.d_q ||
                               (way == 0 && (core || i < 3));
         for (int64_t at = 0; at < g->floats; at++)
@@ -402,7 +402,7 @@ static void sinks_of_the_layer(void **state) {
 /* ---- overlaps ---- */
 
 /* A gradient that begins in the other's last element, or ends in its first one. */
-static void expect_overlap(const test_gradient *g, const baseline_region *other) {
+static void expect_overlap(const test_asked_gradient *g, const baseline_region *other) {
   char *begin = other->data;
   const size_t last = (other->bytes - 1) / sizeof(float) * sizeof(float);
   char *places[] = {begin + last, begin + sizeof(float) - (size_t)g->floats * sizeof(float)};
@@ -433,12 +433,12 @@ static void gradients_overlap_nothing(void **state) {
       back.attend.log_sum_exp = fixture.lse;
     }
     for (size_t i = 0; i < back.n; i++) {
-      const test_gradient *g = &back.gradients[i];
+      const test_asked_gradient *g = &back.gradients[i];
       for (size_t o = 0; o < n; o++)
         if (others[o].data && (others[o].data != fixture.offsets || fixture.rules.offsets))
           expect_overlap(g, &others[o]);
       for (size_t k = 0; k < back.n; k++) {
-        const test_gradient *h = &back.gradients[k];
+        const test_asked_gradient *h = &back.gradients[k];
         const baseline_region other = {h->name, h->data, (size_t)h->floats * sizeof(float)};
         if (k != i)
           expect_overlap(g, &other);

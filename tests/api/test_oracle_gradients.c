@@ -1,7 +1,6 @@
 /* The judge of gradients is judged: by differences of the judge's own forward pass, on small random
  * layers over the product of options, and by NaN in what nobody sees. */
-#include "fixture.h"
-#include "oracle_gradients.h"
+#include "backward_fixture.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -239,30 +238,6 @@ static void draw_sizes(test_random *r, test_case *c) {
   }
 }
 
-static void draw_visibility(test_random *r, test_case *c) {
-  c->causal = coin(r);
-  c->window = rarely(r);
-  c->left = test_random_range(r, -1, 3);
-  c->right = test_random_range(r, -1, 2);
-  c->alignment = (mha_alignment)test_random_range(r, 0, 2);
-  c->offset = test_random_range(r, -2, 4);
-  c->offset_each = coin(r);
-  c->packed = rarely(r);
-  c->packed_tail = coin(r);
-  if (c->packed) {
-    c->Lq *= 3;
-    c->Lk *= 3;
-    return;
-  }
-  c->query_lengths = rarely(r);
-  c->key_lengths = rarely(r);
-  c->has_mask = rarely(r);
-  c->has_bias = coin(r);
-  c->bias_hides = coin(r);
-  c->mask_extents = (unsigned)test_random_range(r, 0, TEST_FULL);
-  c->bias_extents = (unsigned)test_random_range(r, 0, TEST_FULL);
-}
-
 static void draw_scores(test_random *r, test_case *c) {
   c->alibi = rarely(r);
   c->sinks = rarely(r);
@@ -287,7 +262,7 @@ static void draw_scores(test_random *r, test_case *c) {
 static test_case draw_case(test_random *random, uint64_t seed) {
   test_case c = {.seed = seed};
   draw_sizes(random, &c);
-  draw_visibility(random, &c);
+  test_draw_visibility(random, &c, 3);
   draw_scores(random, &c);
   return c;
 }

@@ -4,6 +4,7 @@
 #define _XOPEN_SOURCE 700
 
 #include "folder.h"
+#include "program.h"
 
 #include <unistd.h>
 
@@ -116,23 +117,6 @@ static outcome run(const char *weights, const char *cache) {
   return o;
 }
 
-/* Runs the program with these arguments; what it prints, on either stream. */
-static int run_main(int argc, char **argv, char *printed, size_t bytes) {
-  FILE *file = tmpfile();
-  const int streams[] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
-  assert_non_null(file);
-  assert_int_equal(fflush(stdout), 0);
-  assert_true(dup2(fileno(file), STDOUT_FILENO) >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-  const int result = decoder_main(argc, argv);
-  (void)fflush(stdout);
-  assert_true(dup2(streams[0], STDOUT_FILENO) >= 0 && dup2(streams[1], STDERR_FILENO) >= 0);
-  assert_int_equal(close(streams[0]) + close(streams[1]), 0);
-  rewind(file);
-  printed[fread(printed, 1, bytes - 1, file)] = 0;
-  assert_int_equal(fclose(file), 0);
-  return result;
-}
-
 /* ---- Another program's numbers --------------------------------------------------------------- */
 
 static void float32_writes_the_same_with_the_same_logits(void **state) {
@@ -176,7 +160,7 @@ static void the_program_tells_a_story_and_ends(void **state) {
   static const char end[] = "\"Thank you, Lily! You are a good friend.\"\n";
   char *argv[] = {program, model_path, vocabulary_path};
   char printed[2048];
-  assert_int_equal(run_main(3, argv, printed, sizeof printed), 0);
+  assert_int_equal(test_run_program(decoder_main, 3, argv, printed, sizeof printed), 0);
   assert_memory_equal(printed, begin, sizeof begin - 1);
   assert_true(strlen(printed) > sizeof begin + sizeof end);
   assert_string_equal(printed + strlen(printed) - (sizeof end - 1), end);
@@ -334,7 +318,7 @@ static void attention_of_a_gguf_file(void **state) {
 static void expect_refused(int argc, char **argv, const char *fragment) {
   char printed[2048];
   test_note("%s", fragment);
-  assert_int_equal(run_main(argc, argv, printed, sizeof printed), 1);
+  assert_int_equal(test_run_program(decoder_main, argc, argv, printed, sizeof printed), 1);
   if (!strstr(printed, fragment))
     test_failed("printed \"%s\"", printed);
 }

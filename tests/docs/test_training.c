@@ -3,6 +3,7 @@
 #define _XOPEN_SOURCE 700
 
 #include "folder.h"
+#include "program.h"
 
 #include <unistd.h>
 
@@ -172,29 +173,12 @@ static void gradients_are_what_the_loss_does(void **state) {
 
 /* ---- The program ----------------------------------------------------------------------------- */
 
-/* Runs it with these arguments; what it prints, on either stream. */
-static int run_main(int argc, char **argv, char *printed, size_t bytes) {
-  FILE *file = tmpfile();
-  const int streams[] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
-  assert_non_null(file);
-  assert_int_equal(fflush(stdout), 0);
-  assert_true(dup2(fileno(file), STDOUT_FILENO) >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-  const int result = training_main(argc, argv);
-  (void)fflush(stdout);
-  assert_true(dup2(streams[0], STDOUT_FILENO) >= 0 && dup2(streams[1], STDERR_FILENO) >= 0);
-  assert_int_equal(close(streams[0]) + close(streams[1]), 0);
-  rewind(file);
-  printed[fread(printed, 1, bytes - 1, file)] = 0;
-  assert_int_equal(fclose(file), 0);
-  return result;
-}
-
 static void the_program_tells_what_it_learns(void **state) {
   (void)state;
   static const char end[] = "144 of 144 letters right; attention -> noitnetta\n";
   char *argv[] = {program, NULL};
   char printed[1024];
-  assert_int_equal(run_main(1, argv, printed, sizeof printed), 0);
+  assert_int_equal(test_run_program(training_main, 1, argv, printed, sizeof printed), 0);
   assert_non_null(strstr(printed, " of 144 letters right; attention -> "));
   assert_non_null(strstr(printed, "\nstep   0  loss "));
   assert_true(strlen(printed) > sizeof end);
@@ -213,7 +197,7 @@ static void the_picture_has_all_squares(void **state) {
   static char text[65536];
   char *argv[] = {program, option, picture_path, NULL};
   char printed[1024];
-  assert_int_equal(run_main(3, argv, printed, sizeof printed), 0);
+  assert_int_equal(test_run_program(training_main, 3, argv, printed, sizeof printed), 0);
   FILE *file = fopen("p.svg", "rb");
   assert_non_null(file);
   text[fread(text, 1, sizeof text - 1, file)] = 0;
@@ -236,7 +220,8 @@ static void bad_words_are_refused(void **state) {
       {program, option, NULL}, {program, picture_path, NULL}, {program, option, absent, NULL}};
   char printed[1024];
   for (int i = 0; i < 3; i++) {
-    assert_int_equal(run_main(i == 2 ? 3 : 2, cases[i], printed, sizeof printed), 1);
+    assert_int_equal(
+        test_run_program(training_main, i == 2 ? 3 : 2, cases[i], printed, sizeof printed), 1);
     assert_memory_equal(printed, "usage: training", 15);
   }
   assert_int_equal(test_files_in("."), test_exists("p.svg"));

@@ -11,7 +11,7 @@ static void add(test_backward *back, test_fixture *f, const char *name, float **
     return;
   assert_true(back->n < TEST_MAX_GRADIENTS);
   float *data = test_pool_floats(&f->pool, floats);
-  const test_gradient gradient = {name, member, data, floats};
+  const test_asked_gradient gradient = {name, member, data, floats};
   back->gradients[back->n++] = gradient;
   *member = data;
 }
@@ -103,7 +103,7 @@ float *test_backward_copy(const test_backward *back) {
   float *copy = test_allocate((size_t)n, sizeof *copy);
   float *to = copy;
   for (size_t i = 0; i < back->n; i++) {
-    const test_gradient *g = &back->gradients[i];
+    const test_asked_gradient *g = &back->gradients[i];
     memcpy(to, g->data, (size_t)g->floats * sizeof *to);
     to += g->floats;
   }
@@ -112,7 +112,7 @@ float *test_backward_copy(const test_backward *back) {
 
 void test_backward_expect_bits(const test_backward *back, const float *copy) {
   for (size_t i = 0; i < back->n; i++) {
-    const test_gradient *g = &back->gradients[i];
+    const test_asked_gradient *g = &back->gradients[i];
     test_same_bits(g->name, (test_shape){{1, 1, 1, g->floats}}, g->data, copy);
     copy += g->floats;
   }

@@ -9,19 +9,19 @@
 enum { TEST_MAX_GRADIENTS = 16 };
 
 /* One gradient: the member of the arguments that points to it, and its numbers, gaps included. */
-typedef struct test_gradient {
+typedef struct test_asked_gradient {
   const char *name; /* as in messages, "back.d_query" */
   float **member;
   float *data;
   int64_t floats;
-} test_gradient;
+} test_asked_gradient;
 
 typedef struct test_backward {
   mha_backward_args args;          /* of mha_backward */
   mha_attend_backward_args attend; /* of mha_attend_backward */
   float *dy;                       /* [B][Lq][Eo] or [B][Lq][H][dv], dense */
   int64_t dy_floats;
-  test_gradient gradients[TEST_MAX_GRADIENTS];
+  test_asked_gradient gradients[TEST_MAX_GRADIENTS];
   size_t n;
 } test_backward;
 

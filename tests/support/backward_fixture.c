@@ -471,13 +471,13 @@ static void draw_layer(test_random *r, test_case *c) {
     c->weight_layout = TEST_GAPS;
 }
 
-static void draw_visibility(test_random *r, test_case *c) {
+void test_draw_visibility(test_random *r, test_case *c, int64_t reach) {
   c->causal = coin(r);
   c->window = rarely(r);
-  c->left = test_random_range(r, -1, 12);
-  c->right = test_random_range(r, -1, 9);
+  c->left = test_random_range(r, -1, reach);
+  c->right = test_random_range(r, -1, reach * 3 / 4);
   c->alignment = (mha_alignment)test_random_range(r, 0, 2);
-  c->offset = test_random_range(r, -3, 12);
+  c->offset = test_random_range(r, -3, reach);
   c->offset_each = coin(r);
   c->packed = rarely(r);
   c->packed_tail = coin(r);
@@ -530,7 +530,7 @@ test_back_case test_back_draw(test_random *r, uint64_t seed, bool core) {
   test_case *c = &t.forward;
   draw_sizes(r, c);
   draw_layer(r, c);
-  draw_visibility(r, c);
+  test_draw_visibility(r, c, 12);
   draw_scores(r, c);
   c->layout = (test_layout)test_random_range(r, 0, core ? 3 : 2);
   t.dy_layout = (test_layout)test_random_range(r, 0, core ? 3 : 2);

@@ -97,4 +97,7 @@ float test_back_at(const test_back *back, test_gradient_name which, int64_t row,
 /* A random layer or, with `core`, a random call of the core, over the product of options. */
 test_back_case test_back_draw(test_random *random, uint64_t seed, bool core);
 
+/* Draws who sees whom: windows reach that far, and offsets about as far. */
+void test_draw_visibility(test_random *random, test_case *c, int64_t reach);
+
 #endif
