@@ -796,7 +796,8 @@ typedef enum mha_backward_use {
 typedef struct mha_shape {
   size_t struct_size;      /**< set by MHA_INIT */
   int32_t packed;          /**< nonzero: batch sequences share query_length and key_length rows */
-  int32_t cached;          /**< nonzero: the keys are in a cache, key_length its capacity */
+  int32_t cached;          /**< nonzero: the keys are in a cache, key_length the most tokens that an
+                                entry will have; packed too: query_length all new rows together */
   int64_t batch;           /**< B */
   int64_t query_length;    /**< Lq, and rows that go to a cache; packed: all query rows together */
   int64_t key_length;      /**< Lk; packed: all key rows together; 0 = as query_length */
@@ -807,6 +808,7 @@ typedef struct mha_shape {
   int32_t cache_type;      /**< where `cached` is set: mha_element of the cache; in mha_attend of k
                                 and v, if only one of them is MHA_F32 that of the other */
   int32_t backward;        /**< mha_backward_use: whether it is for training too */
+  int64_t cache_page_tokens; /**< where `cached` is set: page_tokens of the cache */
 } mha_shape;
 
 /**
@@ -933,7 +935,7 @@ typedef struct mha_rules {
                                      decreases, ends within the rows given; rows behind the last
                                      are written like queries that see no key. NULL = not packed.
                                      Excludes lengths, mask and bias, and in the results weights and
-                                     average */
+                                     average. With a cache see mha_forward */
   const int64_t *key_starts;    /**< [B+1], the same for keys; NULL with query_starts given and no
                                      key of its own = query_starts */
   mha_mask attend;              /**< boolean mask, nonzero = attend */
@@ -969,11 +971,21 @@ typedef enum mha_cache_mode {
                             value must be NULL, and the alignment counts */
 } mha_cache_mode;
 
-/** Sizes of a cache. With `weights`, n_entries and capacity are enough, and a window for a ring. */
+/**
+ * Sizes of a cache. With `weights`, n_entries and capacity are enough, and a window for a ring.
+ *
+ * Without pages every entry has the memory of `capacity` tokens from the beginning. With pages all
+ * entries share n_pages pages of page_tokens tokens: an entry takes one when a token needs it, and
+ * mha_cache_truncate and mha_cache_reset give it back. Entries that mha_cache_copy_entry has made
+ * equal share pages until one of them writes: it then gets a copy of the page first. So sequences
+ * with a common beginning keep it once.
+ */
 typedef struct mha_cache_options {
   size_t struct_size;      /**< set by MHA_INIT */
   int64_t n_entries;       /**< sequences that it holds, at least 1 */
-  int64_t capacity;        /**< tokens per entry, at least 1 */
+  int64_t capacity;        /**< tokens per entry, at least 1; with pages the most that an entry may
+                                have, 0 = as many as all pages hold, which costs 4 bytes for each
+                                entry and page */
   int64_t n_kv_heads;      /**< G, at least 1; with weights 0 = the layer's */
   int64_t head_size;       /**< d, at least 1; with weights 0 = the layer's */
   int64_t value_head_size; /**< dv; 0 = d, with weights the layer's */
@@ -987,17 +999,21 @@ typedef struct mha_cache_options {
   const mha_allocator *allocator; /**< NULL = the C library */
   int32_t type; /**< mha_element of keys and values: MHA_F32, MHA_F16, MHA_BF16 or MHA_Q8_0, which
                      needs head sizes that are multiples of 32 */
-  int32_t reserved; /**< 0 */
+  int32_t reserved;    /**< 0 */
+  int64_t page_tokens; /**< tokens of a page, a power of two from 16 on; 0 = no pages. Small pages
+                            waste little at the end of a sequence and make long inputs somewhat
+                            slower (bench/README.md) */
+  int64_t n_pages;     /**< with pages: how many there are, at least 1; otherwise 0 */
 } mha_cache_options;
 
 /**
  * Projected keys and values of past tokens, normalised and rotated: [n_entries][capacity][G·d] and
  * [n_entries][capacity][G·dv], with a length per entry. A ring keeps token t in row t mod capacity,
- * and its length counts all tokens ever seen. Each row is rounded to the cache's type once, when it
- * is appended, as mha_element_convert does it; what is attended to are the rounded numbers, in the
- * call that brings them too.
- * Thread rule: any number of threads read it (attend only, length, view), or one caller changes it;
- * otherwise MHA_ERROR_BUSY.
+ * and its length counts all tokens ever seen. With pages the memory is [n_pages][page_tokens]
+ * instead (mha_cache_row says where a token lies). Each row is rounded to the cache's type once,
+ * when it is appended, as mha_element_convert does it; what is attended to are the rounded numbers,
+ * in the call that brings them too. Thread rule: any number of threads read it (attend only,
+ * length, row, page count, view, save), or one caller changes it; otherwise MHA_ERROR_BUSY.
  */
 typedef struct mha_cache mha_cache;
 
@@ -1008,8 +1024,9 @@ typedef struct mha_cache mha_cache;
  * @param cache   receives it; free it with mha_cache_destroy. NULL on failure. Not NULL.
  * @param error   receives the outcome, or NULL.
  * Errors: NULL, STRUCT_SIZE, SIZE (also one that is not the layer's), VALUE (a rollback without a
- * window), UNSUPPORTED (an element type), LENGTH (a ring whose capacity holds no window, rollback
- * and token), OVERFLOW, MEMORY.
+ * window, pages without tokens or the other way round, page_tokens that is no power of two from 16
+ * on), UNSUPPORTED (an element type), LENGTH (a ring whose capacity holds no window, rollback and
+ * token), OVERFLOW, MEMORY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_create(const mha_cache_options *options,
                                                    mha_cache **cache, mha_error *error);
@@ -1022,6 +1039,25 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
                                                    int64_t *length, mha_error *error);
 
 /**
+ * How many pages a call that appends new_lengths[b] tokens to each entry takes, and how many there
+ * are. A page that the entry shares with another counts, since writing into it takes a copy.
+ * @param cache         not NULL. Without pages *wanted and *n_free are 0.
+ * @param batch         B, at least 0; 0 asks for n_free alone.
+ * @param cache_entries [B] entries, each once; NULL = b.
+ * @param new_lengths   [B], at least 0; NULL if batch is 0.
+ * @param wanted        receives the pages that the call takes: it succeeds if they are at most
+ *                      *n_free. Or NULL.
+ * @param n_free        receives the pages that no entry has. Or NULL.
+ * @param error         receives the outcome, or NULL.
+ * Errors: NULL, SIZE, LENGTH (no such entry, an entry twice, a length below 0 or more than an entry
+ * may have or, in a ring, a call may bring), BUSY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_page_count(const mha_cache *cache, int64_t batch,
+                                                       const int64_t *cache_entries,
+                                                       const int64_t *new_lengths, int64_t *wanted,
+                                                       int64_t *n_free, mha_error *error);
+
+/**
  * Appends rows that are projected, normalised and rotated already.
  * @param cache         not NULL.
  * @param k             [B][n][G][d], not NULL; copied. MHA_F32 or of the cache's type.
@@ -1030,7 +1066,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
  * @param new_lengths   [B] rows that count, 0..n; NULL = all.
  * @param error         receives the outcome, or NULL.
  * Errors: NULL, SIZE, STRIDE, OVERFLOW, VALUE, UNSUPPORTED (an element type), LENGTH (no such
- * entry, an entry twice, no room), OVERLAP, BUSY; the cache is then as it was.
+ * entry, an entry twice, no room, too few free pages), OVERLAP, BUSY; the cache is then as it was.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k,
                                                    const mha_tensor *v,
@@ -1038,28 +1074,82 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_append(mha_cache *cache, const mha_t
                                                    const int64_t *new_lengths, mha_error *error);
 
 /** Forgets all tokens of `entry` from `length` on, such as rejected guesses. `length` is at most
- *  the entry's and, in a ring, at least its longest since the last reset less the rollback.
- *  Errors: NULL, LENGTH, BUSY. */
+ *  the entry's and, in a ring, at least its longest since the last reset less the rollback, and
+ * such that a ring which was grown or loaded holds all of the window before it. Pages without a
+ * token are given back, but for those of a ring that has dropped tokens. Errors: NULL, LENGTH,
+ * BUSY. */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_truncate(mha_cache *cache, int64_t entry,
                                                      int64_t length, mha_error *error);
 
-/** Forgets all tokens of `entry`. Errors: NULL, LENGTH (no such entry), BUSY. */
+/** Forgets all tokens of `entry` and gives its pages back. Errors: NULL, LENGTH (no such entry),
+ *  BUSY. */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_reset(mha_cache *cache, int64_t entry,
                                                   mha_error *error);
 
-/** Makes entry `to` equal to entry `from`, as beam search does; only rows in use are copied.
+/** Makes entry `to` equal to entry `from`, as beam search does; only rows in use are copied. With
+ *  pages none is: both have the same pages from now on, and it always succeeds.
  *  Errors: NULL, LENGTH (no such entry), BUSY. */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to,
                                                        mha_error *error);
 
 /**
+ * Gives a cache without pages more room: `capacity` tokens for each entry, everything that is there
+ * stays. Memory for the old and the new room is taken at once, and views are no longer valid.
+ * @param cache    not NULL, without pages (those have their pool).
+ * @param capacity at least what the cache has; the same changes nothing.
+ * @param error    receives the outcome, or NULL.
+ * Errors: NULL, UNSUPPORTED (pages), SIZE (less than it has), OVERFLOW, MEMORY, BUSY; the cache is
+ * then as it was.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_grow(mha_cache *cache, int64_t capacity,
+                                                 mha_error *error);
+
+/**
  * Shows the whole memory of the cache: *k is [n_entries][capacity][G][d], *v [n_entries][capacity]
- * [G][dv]: to save it, or for mha_attend with key_lengths where it is no ring (a ring has token t
- * in row t mod capacity). Valid while the cache lives and nobody changes it; rows that were not
- * written hold anything. Their element is the cache's type. Errors: NULL.
+ * [G][dv]: for mha_attend with key_lengths where it is neither a ring (which has token t in row
+ * t mod capacity) nor in pages. With pages *k is [n_pages][page_tokens][G][d], *v likewise. Valid
+ * while the cache lives and nobody changes it; rows that were not written hold anything. Their
+ * element is the cache's type. Errors: NULL.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k,
                                                  mha_tensor *v, mha_error *error);
+
+/** Stores in *row where token `token` of `entry` lies: its row in mha_cache_view's arrays, counted
+ *  over all entries or pages, so page *row / page_tokens, or entry *row / capacity. Valid like the
+ *  view. Errors: NULL, LENGTH (no such entry, or a token that it does not hold), BUSY. */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_row(const mha_cache *cache, int64_t entry,
+                                                int64_t token, int64_t *row, mha_error *error);
+
+/**
+ * Writes one entry to a safetensors file: tensors `k` [n][G][d] and `v` [n][G][dv] of the tokens
+ * that it holds (in a ring the last ones), as F32, F16 or BF16, or for MHA_Q8_0 as U8 [n][G][bytes
+ * of a head's row]; and as metadata libmha.cache = "1", type (F32, F16, BF16, Q8_0), length,
+ * longest (the longest since the last reset), n_kv_heads, head_size, value_head_size. The path
+ * holds the whole new file or what was there before, as with mha_weights_save. The cache counts as
+ * read.
+ * @param cache not NULL.
+ * @param entry an entry of it, which may be empty.
+ * @param path  not NULL.
+ * @param error receives the outcome, or NULL.
+ * Errors: NULL, LENGTH (no such entry), OVERFLOW, MEMORY, IO, BUSY.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_save(const mha_cache *cache, int64_t entry,
+                                                 const char *path, mha_error *error);
+
+/**
+ * Makes an entry what a file of mha_cache_save holds; what it had before is forgotten. The cache
+ * may have another capacity, other pages or a ring: a ring takes the last tokens that it has room
+ * for. Numbers of the cache's type are taken as they are, F32 is rounded as by mha_cache_append.
+ * @param path  a file of mha_cache_save, not NULL. It need not be trusted.
+ * @param cache of the same G, d and dv; not NULL.
+ * @param entry an entry of it.
+ * @param error receives the outcome, or NULL.
+ * Errors: NULL, LENGTH (no such entry, more tokens than the capacity, too few free pages, tokens
+ * missing at the beginning that the cache must have), SIZE (another G, d or dv), UNSUPPORTED
+ * (another type), IO, FORMAT, OVERFLOW, MEMORY, BUSY; the cache is then as it was.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_cache_load(const char *path, mha_cache *cache, int64_t entry,
+                                                 mha_error *error);
 
 /* ---- The layer ------------------------------------------------------------------------------- */
 
@@ -1153,9 +1243,19 @@ typedef struct mha_forward_args {
  * MHA_WINDOW with a window_left below the ring's window; otherwise it is MHA_ERROR_VALUE, from the
  * first token on. Query rows behind new_lengths[b] count as behind query_lengths, also where the
  * key is not the query: min(Lq, new_lengths[b]) queries are computed. Without new_lengths all are,
- * more than the rows of key or fewer. query_lengths, key_lengths and packed input are refused. On
- * failure the lengths are as they were. With MHA_CACHE_ATTEND off[b] is what the alignment says: a
- * layer that shares the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.
+ * more than the rows of key or fewer. query_lengths and key_lengths are refused. On failure the
+ * lengths, and with pages who has which, are as they were. With MHA_CACHE_ATTEND off[b] is what the
+ * alignment says: a layer that shares the keys of the same tokens asks for MHA_ALIGN_BOTTOM_RIGHT.
+ *
+ * Too few free pages are MHA_ERROR_LENGTH that says how many are wanted and free, before anything
+ * is written: see mha_cache_page_count.
+ *
+ * Packed input with a cache is one call for many sequences in different states, such as some that
+ * go on by one token and one that begins with hundreds: the rows of sequence b, from
+ * query_starts[b] to query_starts[b + 1], are appended to entry cache_entries[b], and no row is
+ * padding. Where key is given, key_starts says which of its rows are appended. The rules on packed
+ * input hold, so new_lengths, masks, bias and weights asked for are refused. With MHA_CACHE_ATTEND
+ * there are query_starts alone; with MHA_CACHE_APPEND and a key they may be left out.
  *
  * Rotary positions: query i has position off[b] + i with a cache, otherwise i, plus query_position;
  * its key, where key is NULL, the same. Rows of key count likewise with key_position. In packed

@@ -52,6 +52,32 @@ mha_status mha_cache_store(mha_cache *cache, const mha_cache_rows *cached, int64
 /* The rows that the call brought count from now on. */
 void mha_cache_commit(mha_cache *cache, const mha_cache_rows *cached, int64_t B);
 
+/* The tokens of an entry that are in memory: [first, length), and what of the entry's past counts.
+ */
+typedef struct mha_cache_held {
+  int64_t first, length, longest;
+} mha_cache_held;
+
+/* What an entry holds. The cache has been entered. */
+mha_cache_held mha_cache_hold(const mha_cache *cache, int64_t entry);
+
+/* Where the keys and the values of a token that the entry holds begin, and how many tokens from it
+ * on lie in rows that follow. The cache has been entered. */
+int64_t mha_cache_token(const mha_cache *cache, int64_t entry, int64_t token, const void **k,
+                        const void **v);
+
+/* Makes an entry hold rows k and v [length - first][G][d or dv] of one type, F32 or the cache's,
+ * and no others; the first ones are left out where a ring has no room for them. The entry exists
+ * and the cache has been entered to change it. `name` is what the rows come from, for messages.
+ * LENGTH and UNSUPPORTED; the cache is then as it was. */
+mha_status mha_cache_replace(mha_cache *cache, int64_t entry, const mha_cache_held *held,
+                             int32_t element, const void *k, const void *v, const char *name,
+                             mha_error *error);
+
+/* Fails with LENGTH unless the cache has such an entry; `name` is what the caller calls it. */
+mha_status mha_cache_require_entry(const mha_cache *cache, int64_t entry, const char *name,
+                                   mha_error *error);
+
 /* Adds the cache's memory to a call's ranges; as outputs if the call changes it. */
 mha_status mha_cache_ranges(const mha_cache *cache, bool change, mha_address_ranges *ranges,
                             mha_error *error);
