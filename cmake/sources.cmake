@@ -42,7 +42,10 @@ set(MHA_SOURCES
     src/attention/core.c
     src/attention/dropout.c
     src/cache/cache.c
-    src/cache/append.c
+    src/cache/entries.c
+    src/cache/pages.c
+    src/cache/call.c
+    src/cache/store.c
     src/cache/cache_rows.c
     src/attention/recompute.c
     src/attention/observe.c

@@ -1049,8 +1049,8 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
  *                      *n_free. Or NULL.
  * @param n_free        receives the pages that no entry has. Or NULL.
  * @param error         receives the outcome, or NULL.
- * Errors: NULL, SIZE, LENGTH (no such entry, an entry twice, a length below 0 or more than an entry
- * may have or, in a ring, a call may bring), BUSY.
+ * Errors: NULL, SIZE, LENGTH (no such entry, a length below 0 or more than an entry may have or, in
+ * a ring, a call may bring), BUSY.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_page_count(const mha_cache *cache, int64_t batch,
                                                        const int64_t *cache_entries,
@@ -1124,7 +1124,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_row(const mha_cache *cache, int64_t 
  * Writes one entry to a safetensors file: tensors `k` [n][G][d] and `v` [n][G][dv] of the tokens
  * that it holds (in a ring the last ones), as F32, F16 or BF16, or for MHA_Q8_0 as U8 [n][G][bytes
  * of a head's row]; and as metadata libmha.cache = "1", type (F32, F16, BF16, Q8_0), length,
- * longest (the longest since the last reset), n_kv_heads, head_size, value_head_size. The path
+ * n_kv_heads, head_size, value_head_size. The path
  * holds the whole new file or what was there before, as with mha_weights_save. The cache counts as
  * read.
  * @param cache not NULL.

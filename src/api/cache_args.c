@@ -82,5 +82,7 @@ void mha_cache_args_end(mha_forward_call *c, bool success) {
     return;
   if (success && c->append)
     mha_cache_commit(c->args.cache, &c->cached, c->args.batch);
+  else if (c->append)
+    mha_cache_cancel(c->args.cache);
   mha_cache_leave(c->args.cache, c->append);
 }

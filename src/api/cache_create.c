@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "cache/cache.h"
 
+enum { MHA_LEAST_PAGE = 16 };
+
 /* Sizes left 0 are the layer's, the others agree with it. */
 static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
   mha_config c;
@@ -31,10 +33,40 @@ static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
   return MHA_OK;
 }
 
+/* Tokens and number of pages go together. */
+static mha_status check_pages(const mha_cache_options *o, mha_error *error) {
+  const int64_t T = o->page_tokens;
+  if (T != 0 && (T < MHA_LEAST_PAGE || (T & (T - 1)) != 0))
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "options.page_tokens is %lld; rule: 0 or a power of two, at least %d",
+                    (long long)T, MHA_LEAST_PAGE);
+  if (T == 0 && o->n_pages != 0)
+    return mha_fail(error, MHA_ERROR_VALUE,
+                    "options.n_pages is %lld without page_tokens; rule: 0 then",
+                    (long long)o->n_pages);
+  if (T != 0 && (o->n_pages < 1 || o->n_pages > INT32_MAX))
+    return mha_fail(error, MHA_ERROR_SIZE,
+                    "options.n_pages is %lld with page_tokens %lld; rule: 1 to %lld",
+                    (long long)o->n_pages, (long long)T, (long long)INT32_MAX);
+  return MHA_OK;
+}
+
+/* As many tokens as all pages hold, where nothing else is said. */
+static mha_status default_capacity(mha_cache_options *o, mha_error *error) {
+  if (o->capacity != 0 || o->page_tokens == 0)
+    return MHA_OK;
+  if (mha_multiply(o->page_tokens, o->n_pages, &o->capacity))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_OVERFLOW,
+                  "options has %lld pages of %lld tokens; rule: the product must not overflow",
+                  (long long)o->n_pages, (long long)o->page_tokens);
+}
+
 static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
   mha_status status = mha_require_at_least(o->n_entries, 1, "options.n_entries", error);
   if (!status)
-    status = mha_require_at_least(o->capacity, 1, "options.capacity", error);
+    status =
+        mha_require_at_least(o->capacity, o->page_tokens > 0 ? 0 : 1, "options.capacity", error);
   if (!status)
     status = mha_require_at_least(o->n_kv_heads, 1, "options.n_kv_heads", error);
   if (!status)
@@ -47,8 +79,10 @@ static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
     status = mha_require_at_least(o->rollback, 0, "options.rollback", error);
   if (!status)
     status = mha_require_reserved(o->reserved, "options.reserved", error);
-  if (status)
-    return status;
+  return status ? status : check_pages(o, error);
+}
+
+static mha_status check_ring(const mha_cache_options *o, mha_error *error) {
   if (o->rollback > 0 && o->window == 0)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "options.rollback is %lld without a window; rule: only a ring has one",
@@ -98,6 +132,10 @@ mha_status mha_cache_create(const mha_cache_options *options, mha_cache **cache,
     status = take_sizes(&o, error);
   if (!status)
     status = check_sizes(&o, error);
+  if (!status)
+    status = default_capacity(&o, error);
+  if (!status)
+    status = check_ring(&o, error);
   if (status)
     return status;
   if (o.value_head_size == 0)

@@ -35,12 +35,12 @@ mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i,
 mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
                          mha_range keys, int64_t size) {
   const mha_visibility *v = &core->visibility;
-  const int64_t entry = v->cached ? mha_cache_rows_entry(v->cached, b) : b;
-  const int64_t row = v->cached ? mha_cache_rows_row(v->cached, keys.begin) : keys.begin;
   const int64_t g = h / (v->H / core->G);
-  const int64_t first =
-      mha_core_entry(core, entry, mha_key_start(v, b), heads->batch_stride, heads->row_stride) +
-      row * heads->row_stride + g * heads->head_stride;
+  const int64_t row = v->cached ? mha_cache_rows_at(v->cached, b, keys.begin) : keys.begin;
+  const int64_t entry = v->cached ? 0
+                                  : mha_core_entry(core, b, mha_key_start(v, b),
+                                                   heads->batch_stride, heads->row_stride);
+  const int64_t first = entry + row * heads->row_stride + g * heads->head_stride;
   const mha_stored rows = {mha_element_at(heads->data, heads->element, first),
                            heads->element,
                            keys.end - keys.begin,

@@ -1,5 +1,5 @@
-/* Owns mha_cache: projected keys and values of past tokens, and the length of each entry. One block
- * of memory: the object, its lengths, the numbers. */
+/* Owns mha_cache as memory: the object with its lists in one block, the keys and values in another;
+ * who is inside; more room. */
 #include "cache.h"
 
 #include "base/element.h"
@@ -9,65 +9,115 @@
 
 #include <string.h>
 
-/* ---- creation ---- */
+/* ---- keys and values ---- */
+
+static size_t add_rows(mha_layout *layout, const mha_cache_options *o, int64_t pages,
+                       int64_t page_rows, int64_t size) {
+  int64_t row_bytes = 0;
+  layout->overflow |= !mha_element_extent(o->type, size, &row_bytes) ||
+                      !mha_multiply(o->n_kv_heads, row_bytes, &row_bytes);
+  return mha_layout_add(layout, 1, pages, page_rows, row_bytes);
+}
+
+/* `asker` is the argument that the sizes come from. */
+static mha_status make_numbers(const mha_cache_options *o, const mha_allocator *allocator,
+                               const char *asker, mha_cache_numbers *numbers, mha_error *error) {
+  const bool paged = o->page_tokens > 0;
+  mha_cache_numbers n = {.pages = paged ? o->n_pages : o->n_entries,
+                         .page_rows = paged ? o->page_tokens : o->capacity};
+  mha_layout layout = {0};
+  const size_t keys = add_rows(&layout, o, n.pages, n.page_rows, o->head_size);
+  const size_t values = add_rows(&layout, o, n.pages, n.page_rows, o->value_head_size);
+  if (layout.overflow)
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s asks for %lld %s of %lld tokens; rule: the cache fits the address space",
+                    asker, (long long)n.pages, paged ? "pages" : "entries", (long long)n.page_rows);
+  n.bytes = layout.bytes;
+  n.memory = mha_memory_allocate(allocator, n.bytes);
+  if (!n.memory)
+    return mha_fail(error, MHA_ERROR_MEMORY, "the cache needs %zu bytes; rule: they must be there",
+                    n.bytes);
+  n.keys = n.memory + keys;
+  n.values = n.memory + values;
+  *numbers = n;
+  return MHA_OK;
+}
+
+/* ---- the object ---- */
 
 /* Offsets of the arrays behind the object. */
 typedef struct cache_layout {
   mha_layout layout;
-  size_t lengths, highest, last_call, keys, values;
+  size_t lengths, highest, dropped, last_call;
+  int64_t slots;
+  mha_pages_layout pages;
 } cache_layout;
-
-static size_t add_numbers(mha_layout *layout, const mha_cache_options *o, int64_t size) {
-  int64_t row_bytes = 0;
-  layout->overflow |= !mha_element_extent(o->type, size, &row_bytes) ||
-                      !mha_multiply(o->n_kv_heads, row_bytes, &row_bytes);
-  return mha_layout_add(layout, 1, o->n_entries, o->capacity, row_bytes);
-}
 
 static cache_layout lay_out(const mha_cache_options *o) {
   cache_layout at = {.layout = {0}};
   (void)mha_layout_add(&at.layout, sizeof(mha_cache), 1, 1, 1);
   at.lengths = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
   at.highest = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
+  at.dropped = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
   at.last_call = mha_layout_add(&at.layout, sizeof(int64_t), o->n_entries, 1, 1);
-  at.keys = add_numbers(&at.layout, o, o->head_size);
-  at.values = add_numbers(&at.layout, o, o->value_head_size);
+  if (o->page_tokens > 0) {
+    at.slots = mha_divide_up(o->capacity, o->page_tokens);
+    at.pages = mha_pages_plan(&at.layout, o->n_entries, at.slots, o->n_pages);
+  }
   return at;
 }
 
 static void place(mha_cache *cache, char *base, const cache_layout *at) {
-  const size_t bytes = (size_t)cache->sizes.n_entries * sizeof *cache->lengths;
+  const mha_cache_options *o = &cache->sizes;
+  const size_t bytes = (size_t)o->n_entries * sizeof *cache->lengths;
   cache->lengths = (void *)(base + at->lengths);
   cache->highest = (void *)(base + at->highest);
+  cache->dropped = (void *)(base + at->dropped);
   cache->last_call = (void *)(base + at->last_call);
-  cache->keys = (void *)(base + at->keys);
-  cache->values = (void *)(base + at->values);
   memset(cache->lengths, 0, bytes);
   memset(cache->highest, 0, bytes);
+  memset(cache->dropped, 0, bytes);
   memset(cache->last_call, 0, bytes);
+  if (o->page_tokens > 0)
+    mha_pages_start(&cache->pages, base, &at->pages, o->n_entries, at->slots, o->n_pages);
 }
 
-mha_status mha_cache_make(const mha_cache_options *o, mha_cache **cache, mha_error *error) {
+static mha_status make_object(const mha_cache_options *o, const mha_allocator *allocator,
+                              mha_cache **cache, mha_error *error) {
   const cache_layout at = lay_out(o);
   if (at.layout.overflow)
     return mha_fail(error, MHA_ERROR_OVERFLOW,
-                    "options has %lld entries of %lld tokens; rule: the cache fits the address "
-                    "space",
+                    "options has %lld entries of %lld tokens; rule: the cache's lists fit the "
+                    "address space",
                     (long long)o->n_entries, (long long)o->capacity);
-  const mha_allocator allocator = mha_memory_allocator(o->allocator);
-  char *memory = mha_memory_allocate(&allocator, at.layout.bytes);
+  char *memory = mha_memory_allocate(allocator, at.layout.bytes);
   if (!memory)
-    return mha_fail(error, MHA_ERROR_MEMORY, "the cache needs %zu bytes; rule: they must be there",
-                    at.layout.bytes);
+    return mha_fail(error, MHA_ERROR_MEMORY,
+                    "the cache's lists need %zu bytes; rule: they must be there", at.layout.bytes);
   mha_cache *created = (void *)memory;
   memset(created, 0, sizeof *created);
   created->sizes = *o;
   created->sizes.allocator = NULL;
-  created->allocator = allocator;
+  created->allocator = *allocator;
   created->bytes = at.layout.bytes;
   atomic_init(&created->users, 0);
   place(created, memory, &at);
   *cache = created;
+  return MHA_OK;
+}
+
+mha_status mha_cache_make(const mha_cache_options *o, mha_cache **cache, mha_error *error) {
+  const mha_allocator allocator = mha_memory_allocator(o->allocator);
+  mha_cache_numbers numbers = {0};
+  mha_status status = make_numbers(o, &allocator, "options", &numbers, error);
+  if (status)
+    return status;
+  status = make_object(o, &allocator, cache, error);
+  if (status) {
+    mha_memory_release(&allocator, numbers.memory, numbers.bytes);
+    return status;
+  }
+  (*cache)->numbers = numbers;
   return mha_succeed(error);
 }
 
@@ -75,6 +125,7 @@ void mha_cache_destroy(mha_cache *cache) {
   if (!cache)
     return;
   const mha_allocator allocator = cache->allocator;
+  mha_memory_release(&allocator, cache->numbers.memory, cache->numbers.bytes);
   mha_memory_release(&allocator, cache, cache->bytes);
 }
 
@@ -98,112 +149,94 @@ void mha_cache_leave(mha_cache *cache, bool change) {
     (void)atomic_fetch_sub(&cache->users, 1);
 }
 
-static mha_status check_entry(const mha_cache *cache, int64_t entry, const char *name,
-                              mha_error *error) {
-  if (entry >= 0 && entry < cache->sizes.n_entries)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_LENGTH, "%s is %lld; rule: an entry of the cache, 0 to %lld",
-                  name, (long long)entry, (long long)(cache->sizes.n_entries - 1));
+mha_status mha_cache_enter_to_read(const mha_cache *cache, mha_error *error) {
+  return mha_cache_enter((mha_cache *)(uintptr_t)cache, false, error);
 }
 
-/* Enters to work on one entry. */
-static mha_status enter_entry(mha_cache *cache, int64_t entry, const char *name, bool change,
-                              mha_error *error) {
+void mha_cache_leave_read(const mha_cache *cache) {
+  mha_cache_leave((mha_cache *)(uintptr_t)cache, false);
+}
+
+/* ---- more room ---- */
+
+/* Copies the tokens that an entry holds from where `from` has them to where `to` has room. */
+static void move_entry(const mha_cache_options *o, int64_t entry, const mha_cache_rows *from,
+                       const mha_cache_numbers *old, const mha_cache_rows *to,
+                       const mha_cache_numbers *grown) {
+  const size_t k = mha_element_bytes(o->type, o->n_kv_heads * o->head_size);
+  const size_t v = mha_element_bytes(o->type, o->n_kv_heads * o->value_head_size);
+  const int64_t end = from->lengths[entry];
+  int64_t n = 0;
+  for (int64_t t = mha_cache_rows_first(from, entry); t < end; t += n) {
+    const size_t here = (size_t)mha_cache_rows_at(from, entry, t);
+    const size_t there = (size_t)mha_cache_rows_at(to, entry, t);
+    n = mha_min(end - t, mha_min(mha_cache_rows_run(from, t), mha_cache_rows_run(to, t)));
+    memcpy((char *)grown->keys + there * k, (char *)old->keys + here * k, (size_t)n * k);
+    memcpy((char *)grown->values + there * v, (char *)old->values + here * v, (size_t)n * v);
+  }
+}
+
+static mha_status grow(mha_cache *cache, int64_t capacity, mha_error *error) {
+  mha_cache_options o = cache->sizes;
+  const mha_cache_rows from = mha_cache_describe_rows(cache);
+  mha_cache_numbers grown = {0};
+  if (o.page_tokens > 0)
+    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                    "cache has %lld pages of %lld tokens; rule: only a cache without pages grows",
+                    (long long)o.n_pages, (long long)o.page_tokens);
+  if (capacity < o.capacity)
+    return mha_fail(error, MHA_ERROR_SIZE, "capacity is %lld; rule: at least the cache's, %lld",
+                    (long long)capacity, (long long)o.capacity);
+  if (capacity == o.capacity)
+    return MHA_OK;
+  o.capacity = capacity;
+  const mha_status status = make_numbers(&o, &cache->allocator, "capacity", &grown, error);
+  if (status)
+    return status;
+  mha_cache_rows to = from;
+  to.capacity = to.page_rows = capacity;
+  for (int64_t entry = 0; entry < o.n_entries; entry++) {
+    move_entry(&o, entry, &from, &cache->numbers, &to, &grown);
+    cache->dropped[entry] = mha_cache_rows_first(&from, entry);
+  }
+  mha_memory_release(&cache->allocator, cache->numbers.memory, cache->numbers.bytes);
+  cache->numbers = grown;
+  cache->sizes.capacity = capacity;
+  return MHA_OK;
+}
+
+mha_status mha_cache_grow(mha_cache *cache, int64_t capacity, mha_error *error) {
   mha_status status = mha_require(cache, "cache", error);
   if (!status)
-    status = check_entry(cache, entry, name, error);
-  return status ? status : mha_cache_enter(cache, change, error);
-}
-
-/* ---- entries ---- */
-
-mha_status mha_cache_length(const mha_cache *cache, int64_t entry, int64_t *length,
-                            mha_error *error) {
-  mha_cache *entered = (mha_cache *)(uintptr_t)cache; /* only the count of readers changes */
-  mha_status status = mha_require(length, "length", error);
-  if (!status)
-    status = enter_entry(entered, entry, "entry", false, error);
+    status = mha_cache_enter(cache, true, error);
   if (status)
     return status;
-  *length = cache->lengths[entry];
-  mha_cache_leave(entered, false);
-  return mha_succeed(error);
-}
-
-static mha_status check_truncation(const mha_cache *cache, int64_t entry, int64_t length,
-                                   mha_error *error) {
-  const mha_cache_options *o = &cache->sizes;
-  const int64_t lowest = o->window > 0 ? mha_max(cache->highest[entry] - o->rollback, 0) : 0;
-  if (length >= lowest && length <= cache->lengths[entry])
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_LENGTH,
-                  "length is %lld for an entry of %lld tokens; rule: between %lld and that%s",
-                  (long long)length, (long long)cache->lengths[entry], (long long)lowest,
-                  o->window > 0 ? ", the rollback of a ring" : "");
-}
-
-mha_status mha_cache_truncate(mha_cache *cache, int64_t entry, int64_t length, mha_error *error) {
-  mha_status status = enter_entry(cache, entry, "entry", true, error);
-  if (status)
-    return status;
-  status = check_truncation(cache, entry, length, error);
-  if (!status)
-    cache->lengths[entry] = length;
+  status = grow(cache, capacity, error);
   mha_cache_leave(cache, true);
   return status ? status : mha_succeed(error);
 }
 
-mha_status mha_cache_reset(mha_cache *cache, int64_t entry, mha_error *error) {
-  const mha_status status = enter_entry(cache, entry, "entry", true, error);
-  if (status)
-    return status;
-  cache->lengths[entry] = 0;
-  cache->highest[entry] = 0;
-  mha_cache_leave(cache, true);
-  return mha_succeed(error);
+/* ---- what it looks like ---- */
+
+mha_cache_rows mha_cache_describe_rows(const mha_cache *cache) {
+  const mha_cache_rows rows = {.lengths = cache->lengths,
+                               .highest = cache->highest,
+                               .dropped = cache->dropped,
+                               .capacity = cache->sizes.capacity,
+                               .ring = cache->sizes.window > 0,
+                               .window = cache->sizes.window,
+                               .page_rows = cache->numbers.page_rows,
+                               .pages = cache->pages.n > 0 ? cache->pages.lists : NULL,
+                               .slots = cache->pages.slots};
+  return rows;
 }
 
-/* Copies the first `rows` rows, of G heads of `size`, of one entry to another. */
-static void copy_rows(const mha_cache_options *o, void *numbers, int64_t size, int64_t from,
-                      int64_t to, int64_t rows) {
-  const size_t row_bytes = mha_element_bytes(o->type, o->n_kv_heads * size);
-  const size_t entry_bytes = (size_t)o->capacity * row_bytes;
-  char *base = numbers;
-  memcpy(base + (size_t)to * entry_bytes, base + (size_t)from * entry_bytes,
-         (size_t)rows * row_bytes);
-}
-
-mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to, mha_error *error) {
-  mha_status status = enter_entry(cache, from, "from", true, error);
-  if (status)
-    return status;
-  status = check_entry(cache, to, "to", error);
-  if (!status && from != to) {
-    const mha_cache_options *o = &cache->sizes;
-    /* in a ring the rows behind a truncated length still hold older tokens */
-    const int64_t rows =
-        o->window > 0 ? mha_min(cache->highest[from], o->capacity) : cache->lengths[from];
-    copy_rows(o, cache->keys, o->head_size, from, to, rows);
-    copy_rows(o, cache->values, o->value_head_size, from, to, rows);
-    cache->lengths[to] = cache->lengths[from];
-    cache->highest[to] = cache->highest[from];
-  }
-  mha_cache_leave(cache, true);
-  return status ? status : mha_succeed(error);
-}
-
-static mha_tensor show(const mha_cache_options *o, const void *numbers, int64_t size) {
-  const mha_tensor tensor = {numbers,
-                             o->n_entries,
-                             o->capacity,
-                             o->n_kv_heads,
-                             size,
-                             o->capacity * o->n_kv_heads * size,
-                             o->n_kv_heads * size,
-                             size,
-                             1,
-                             o->type,
-                             0};
+static mha_tensor show(const mha_cache *cache, const void *data, int64_t size) {
+  const mha_cache_numbers *n = &cache->numbers;
+  const int64_t G = cache->sizes.n_kv_heads;
+  const mha_tensor tensor = {
+      data, n->pages, n->page_rows,      G, size, n->page_rows * G * size, G * size,
+      size, 1,        cache->sizes.type, 0};
   return tensor;
 }
 
@@ -215,7 +248,20 @@ mha_status mha_cache_view(const mha_cache *cache, mha_tensor *k, mha_tensor *v, 
     status = mha_require(v, "v", error);
   if (status)
     return status;
-  *k = show(&cache->sizes, cache->keys, cache->sizes.head_size);
-  *v = show(&cache->sizes, cache->values, cache->sizes.value_head_size);
+  *k = show(cache, cache->numbers.keys, cache->sizes.head_size);
+  *v = show(cache, cache->numbers.values, cache->sizes.value_head_size);
   return mha_succeed(error);
+}
+
+mha_status mha_cache_ranges(const mha_cache *cache, bool change, mha_address_ranges *ranges,
+                            mha_error *error) {
+  const mha_cache_options *o = &cache->sizes;
+  const mha_cache_numbers *n = &cache->numbers;
+  const int64_t rows = n->pages * n->page_rows * o->n_kv_heads;
+  mha_status status = mha_ranges_add(ranges, "the cache's keys", n->keys, rows,
+                                     mha_element_bytes(o->type, o->head_size), change, error);
+  if (!status)
+    status = mha_ranges_add(ranges, "the cache's values", n->values, rows,
+                            mha_element_bytes(o->type, o->value_head_size), change, error);
+  return status;
 }

@@ -121,8 +121,8 @@ static mha_status attend(mha_forward_call *c) {
   mha_core *core = &c->core;
   mha_forward_split(c, c->workspace.q, c->workspace.k, c->workspace.v, c->workspace.concat, core);
   if (c->in_cache) {
-    core->k = split_cached_heads(c, c->args.cache->keys, &c->k, core->d);
-    core->v = split_cached_heads(c, c->args.cache->values, &c->v, core->dv);
+    core->k = split_cached_heads(c, c->args.cache->numbers.keys, &c->k, core->d);
+    core->v = split_cached_heads(c, c->args.cache->numbers.values, &c->v, core->dv);
   }
   const mha_status status = mha_attention_run(core, &c->context->threads);
   return status ? status : mha_observe(core, &c->context->threads);
@@ -241,8 +241,8 @@ static mha_status take_workspace(mha_forward_call *c, mha_error *error) {
   if (status)
     return status;
   if (c->direct) {
-    c->workspace.k = c->args.cache->keys;
-    c->workspace.v = c->args.cache->values;
+    c->workspace.k = c->args.cache->numbers.keys;
+    c->workspace.v = c->args.cache->numbers.values;
   }
   if (c->kept)
     use_kept(c);
