@@ -55,8 +55,14 @@ mha_status mha_cache_args_read(mha_forward_call *c, mha_error *error) {
                                .append = c->append,
                                .entries = a->cache_entries,
                                .new_lengths = a->new_lengths,
-                               .expected_lengths = a->expected_lengths};
+                               .expected_lengths = a->expected_lengths,
+                               .starts = c->append ? v->key_starts : NULL};
   mha_status status = check_fit(a->cache, &c->weights->config, error);
+  if (!status && v->query_starts && a->new_lengths)
+    status =
+        mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                 "args.new_lengths is given together with rules.query_starts; rule: packed rows "
+                 "are tokens, all of them");
   if (!status)
     status = mha_cache_enter(a->cache, c->append, error);
   if (status)

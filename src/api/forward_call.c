@@ -219,11 +219,13 @@ static mha_status shape_buffers(mha_forward_call *c, mha_error *error) {
 }
 
 /* New rows of a cache go straight to their places, unless they are rounded on the way, or it is
- * better to project those of all entries side by side first. */
+ * better to project those of all entries side by side first, or of many small pages. */
 static void choose_destination(mha_forward_call *c) {
-  c->gather = c->in_cache && c->append && c->key.length > 0 &&
-              (c->args.cache->sizes.type != MHA_F32 ||
-               c->key.length <= mha_gathered_rows(c->key.batch, c->key.length));
+  const int64_t n = c->key.length;
+  const mha_cache_options *o = c->in_cache ? &c->args.cache->sizes : NULL;
+  c->gather = c->in_cache && c->append && n > 0 &&
+              (o->type != MHA_F32 || c->core.visibility.key_starts ||
+               n <= mha_gathered_rows(c->key.batch, n) || mha_paged_rows(o->page_tokens, n) > 0);
   c->direct = c->in_cache && !c->gather ? &c->cached : NULL;
 }
 
@@ -330,6 +332,9 @@ mha_status mha_forward_read(mha_forward_call *c, const mha_forward_args *given, 
   core->G = w->n_kv_heads;
   core->d = w->head_size;
   core->dv = w->value_head_size;
+  const mha_cache_use use = {c->append, c->attends, key_is_query};
+  if (!status && a->cache)
+    status = mha_rules_read_starts(&asked, use, &core->visibility, error);
   if (!status && a->cache)
     status = mha_cache_args_read(c, error);
   if (!status)

@@ -24,7 +24,7 @@ mha_status mha_rules_read(mha_asked *asked, const mha_rules *rules, const mha_re
 }
 
 bool mha_rules_are_packed(const mha_asked *asked) {
-  return asked->rules.query_starts != NULL;
+  return asked->rules.query_starts || asked->rules.key_starts;
 }
 
 /* ---- lengths ---- */
@@ -87,11 +87,9 @@ static mha_status refuse_with_packed(const mha_asked *asked, mha_error *error) {
                 "rules.query_starts; rule: not with packed input", error);
 }
 
-/* Lengths and packed input do not go together with a cache. */
+/* Lengths do not go together with a cache. */
 static mha_status refuse_with_cache(const mha_rules *rules, mha_error *error) {
-  const exclusion excluded[] = {{rules->query_starts, "rules.query_starts"},
-                                {rules->key_starts, "rules.key_starts"},
-                                {rules->query_lengths, "rules.query_lengths"},
+  const exclusion excluded[] = {{rules->query_lengths, "rules.query_lengths"},
                                 {rules->key_lengths, "rules.key_lengths"}};
   return refuse(excluded, sizeof excluded / sizeof *excluded,
                 "args.cache; rule: the cache knows its lengths, args.new_lengths those of the call",
@@ -110,6 +108,33 @@ static mha_status init_packed(mha_visibility *v, const mha_asked *asked, bool ke
     status = check_starts(v->query_starts, v->B, v->Lq, "rules.query_starts", error);
   if (!status)
     status = check_starts(v->key_starts, v->B, v->Lk, "rules.key_starts", error);
+  return status;
+}
+
+/* The rows that are appended begin where the caller says, or with the queries that they are. */
+static mha_status read_appended(const mha_rules *rules, mha_cache_use use, mha_visibility *v,
+                                mha_error *error) {
+  const bool shared = !rules->key_starts && use.key_is_query;
+  v->key_starts = shared ? rules->query_starts : rules->key_starts;
+  return check_starts(v->key_starts, v->B, v->Lk,
+                      shared ? "rules.query_starts" : "rules.key_starts", error);
+}
+
+mha_status mha_rules_read_starts(const mha_asked *asked, mha_cache_use use, mha_visibility *v,
+                                 mha_error *error) {
+  const mha_rules *rules = &asked->rules;
+  if (!mha_rules_are_packed(asked))
+    return MHA_OK;
+  mha_status status = refuse_with_packed(asked, error);
+  if (!status && !use.appends && rules->key_starts)
+    status = mha_fail(error, MHA_ERROR_VALUE,
+                      "rules.key_starts is given with MHA_CACHE_ATTEND; rule: the keys are the "
+                      "cache's");
+  if (!status && use.appends)
+    status = read_appended(rules, use, v, error);
+  if (!status && use.attends)
+    status = check_starts(rules->query_starts, v->B, v->Lq, "rules.query_starts", error);
+  v->query_starts = use.attends ? rules->query_starts : v->key_starts;
   return status;
 }
 
@@ -321,6 +346,10 @@ mha_status mha_rules_ignore(mha_asked *asked, mha_error *error) {
                     results->weights   ? "weights"
                     : results->average ? "average"
                                        : "log_sum_exp");
+  const int64_t *query_starts = asked->rules.query_starts;
+  const int64_t *key_starts = asked->rules.key_starts;
   MHA_INIT(&asked->rules);
+  asked->rules.query_starts = query_starts;
+  asked->rules.key_starts = key_starts;
   return status;
 }

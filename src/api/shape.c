@@ -19,6 +19,8 @@ static mha_status check(const mha_shape *s, const mha_weights *weights, mha_erro
     status = mha_require_at_least(s->n_kv_heads, 0, "shape.n_kv_heads", error);
   if (!status && !weights)
     status = mha_require_at_least(s->head_size, 0, "shape.head_size", error);
+  if (!status)
+    status = mha_require_at_least(s->cache_page_tokens, 0, "shape.cache_page_tokens", error);
   if (!status && (s->backward < MHA_BACKWARD_NONE || s->backward > MHA_BACKWARD_ALONE))
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "shape.backward is %d; rule: a value of mha_backward_use", (int)s->backward);
@@ -34,6 +36,14 @@ static mha_status check(const mha_shape *s, const mha_weights *weights, mha_erro
                       "through a cache",
                       (int)s->backward);
   return status;
+}
+
+/* Rows of each entry that need scratch before they go to a cache. A call may bring more rows of its
+ * own than queries. */
+static int64_t cached_rows(const mha_cut_sizes *s, int64_t page_tokens) {
+  if (s->stored || s->packed)
+    return s->Lq;
+  return mha_max(mha_gathered_rows(s->B, INT64_MAX), mha_paged_rows(page_tokens, s->Lq));
 }
 
 mha_status mha_shape_read(const mha_weights *weights, const mha_shape *given,
@@ -59,8 +69,9 @@ mha_status mha_shape_read(const mha_weights *weights, const mha_shape *given,
   s->packed = shape.packed != 0;
   s->windowed = true; /* the more parts */
   s->stored = (shape.cached || !weights) && shape.cache_type != MHA_F32;
-  /* a call may bring more rows of its own than queries */
-  size->key_rows = !shape.cached ? s->span : s->stored ? s->Lq : mha_gathered_rows(s->B, INT64_MAX);
+  s->cached = shape.cached != 0;
+  s->paged = s->cached && shape.cache_page_tokens > 0;
+  size->key_rows = s->cached ? cached_rows(s, shape.cache_page_tokens) : s->span;
   size->new_rows = shape.cached ? s->Lq : s->span;
   return MHA_OK;
 }

@@ -34,8 +34,9 @@ typedef struct tile_scratch {
   float *values;     /* [keys][dv], V of one key head with its non-finite rows replaced by 0, in
                         its own type; rows at most one number further apart */
   uint8_t *kinds;    /* [keys], what each row of V holds */
-  float *fetched;    /* [keys][d or dv], of keys or values that are not stored as float32 */
-  float *output;     /* [rows][dv], O until it is finished, where keys are laid out */
+  float
+      *fetched; /* [keys][d or dv], of keys or values that are not stored as float32, or in pages */
+  float *output; /* [rows][dv], O until it is finished, where keys are laid out */
 } tile_scratch;
 
 /* Of keys that are laid out always the same: it is part of the kernels' shapes. */
@@ -59,8 +60,8 @@ static mha_scratch_offsets lay_out(const mha_cut_sizes *s, mha_layout *layout) {
   at.poison = mha_layout_add(layout, sizeof(float), heads, queries, 1);
   at.values = mha_layout_add(layout, sizeof(float), columns, value_columns, 1);
   at.kinds = mha_layout_add(layout, sizeof(uint8_t), columns, 1, 1);
-  at.fetched =
-      mha_layout_add(layout, sizeof(float), s->stored ? columns : 0, mha_max(s->d, s->dv), 1);
+  at.fetched = mha_layout_add(layout, sizeof(float), s->stored || s->paged ? columns : 0,
+                              mha_max(s->d, s->dv), 1);
   at.output = mha_layout_add(layout, sizeof(float), cut.laid ? queries : 0, s->dv, 1);
   return at;
 }
@@ -124,18 +125,31 @@ static void locate_tile(const mha_core *core, int64_t index, mha_block *k) {
   }
 }
 
+/* What workers and tasks of one pass need, added to what is needed so far. */
+static void plan_pass(const mha_cut_sizes *s, mha_layout *layout, mha_attention_scratch *at,
+                      int64_t *tasks, int64_t *parts) {
+  mha_layout worker = {0};
+  int64_t n = 0;
+  int64_t floats = 0;
+  (void)lay_out(s, &worker);
+  layout->overflow |= worker.overflow || !task_limit(s, &n) || !mha_parts_floats(s, &floats);
+  at->worker_bytes = worker.bytes > at->worker_bytes ? worker.bytes : at->worker_bytes;
+  *tasks = mha_max(*tasks, n);
+  *parts = mha_max(*parts, floats);
+}
+
 mha_attention_scratch mha_attention_plan(const mha_cut_sizes *s, int32_t n_threads,
                                          mha_layout *layout) {
   const int64_t entries = s->packed ? 1 : s->B;
-  mha_attention_scratch at;
-  mha_layout worker = {0};
+  const mha_cut_sizes few = mha_cut_few_of_packed(s);
+  mha_attention_scratch at = {0};
   int64_t tasks = 0;
   int64_t parts = 0;
   at.row_max = mha_layout_add(layout, sizeof(float), entries, s->H, s->Lq);
   at.row_sum = mha_layout_add(layout, sizeof(float), entries, s->H, s->Lq);
-  (void)lay_out(s, &worker);
-  at.worker_bytes = worker.bytes;
-  layout->overflow |= worker.overflow || !task_limit(s, &tasks) || !mha_parts_floats(s, &parts);
+  plan_pass(s, layout, &at, &tasks, &parts);
+  if (few.Lq > 0)
+    plan_pass(&few, layout, &at, &tasks, &parts);
   at.parts = mha_layout_add(layout, sizeof(float), parts, 1, 1);
   at.keys = mha_cut_call(s).laid ? mha_laid_plan(s, layout) : 0;
   at.workers = mha_layout_add(layout, 1, mha_min(tasks, n_threads), (int64_t)at.worker_bytes, 1);
@@ -233,7 +247,7 @@ static mha_status attend_task(void *job, int64_t index, int32_t worker) {
     t.part = mha_parts_locate(core, index, q);
   else
     locate_tile(core, index, q);
-  if (q->n <= 0)
+  if (q->n <= 0 || !mha_core_serves(core, q->b))
     return MHA_OK;
   t.live = mha_min(q->n, mha_query_count(&core->visibility, q->b) - q->i);
   t.scratch = worker_scratch(core, worker);
@@ -277,9 +291,8 @@ static mha_status count_tasks(const mha_core *core, int64_t *n) {
   return MHA_OK;
 }
 
-mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
-  mha_core job = *core;
-  mha_task_list list = {.work = attend_task, .job = &job, .operations = mha_core_operations(core)};
+static mha_status run_pass(mha_core *core, const mha_threads *threads) {
+  mha_task_list list = {.work = attend_task, .job = core, .operations = mha_core_operations(core)};
   mha_status status = count_tasks(core, &list.n_tasks);
   if (status)
     return status;
@@ -287,7 +300,31 @@ mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
     status = mha_laid_keys(core, threads);
   if (!status)
     status = mha_parallel_run(threads, &list);
+  return status || !mha_parts_are_left(core) ? status : mha_parts_merge(core, threads);
+}
+
+/* The entries with few queries, cut as a call of such entries alone would be. */
+static mha_status run_few(const mha_core *core, const mha_threads *threads) {
+  mha_core few = *core;
+  mha_layout layout = {0};
+  few.pass = MHA_PASS_FEW;
+  const mha_cut_sizes sizes = mha_core_cut_sizes(&few);
+  few.cut = mha_cut_call(&sizes);
+  few.scratch_at = lay_out(&sizes, &layout);
+  return run_pass(&few, threads);
+}
+
+mha_status mha_attention_run(const mha_core *core, const mha_threads *threads) {
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  mha_core rest = *core;
+  mha_status status = MHA_OK;
+  if (mha_cut_few_of_packed(&sizes).Lq > 0) {
+    rest.pass = MHA_PASS_MANY;
+    status = run_few(core, threads);
+  }
+  if (!status)
+    status = run_pass(&rest, threads);
   if (!status) /* an output is as it was where no task could run */
     clear_unowned_rows(core);
-  return status || !mha_parts_are_left(core) ? status : mha_parts_merge(&job, threads);
+  return status;
 }

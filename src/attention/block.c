@@ -88,10 +88,13 @@ typedef struct operand {
                          int64_t column);
 } operand;
 
-/* The piece of a tile that begins `done` keys behind its begin. */
+/* The piece of a tile that begins `done` keys behind its begin. Few queries are bound by reading,
+ * so a piece ends with its page; many are worth a copy of all of them. */
 static mha_range piece_at(const mha_core *core, mha_range keys, int64_t done) {
   const int64_t begin = keys.begin + done;
-  const mha_range piece = {begin, mha_min(begin + core->cut.product_keys, keys.end)};
+  mha_range piece = {begin, mha_min(begin + core->cut.product_keys, keys.end)};
+  if (core->cut.few && begin < keys.end && mha_core_is_scattered(core, piece))
+    piece.end = begin + mha_core_run(core, begin);
   return piece;
 }
 
@@ -110,12 +113,14 @@ static void fetch_ahead(const mha_heads *heads, mha_stored next, int64_t group, 
 /* The rows that a piece is multiplied with: as float32, unless few queries meet them. */
 static mha_stored piece_rows(const mha_core *core, const mha_block *block, mha_range piece,
                              int64_t done, const operand *with) {
+  const bool as_stored = mha_core_multiplies_stored(core, block->b);
+  if (!with->copy && !as_stored)
+    return mha_stored_view(
+        mha_core_fetch(core, with->heads, block->b, block->h, piece, with->size, block->fetched));
   const mha_stored rows =
       with->copy ? mha_stored_row_block(*with->copy, done, piece.end - piece.begin)
                  : mha_core_rows(core, with->heads, block->b, block->h, piece, with->size);
-  if (mha_core_multiplies_stored(core))
-    return rows;
-  return mha_stored_view(mha_numbers_fetch(&rows, block->fetched));
+  return as_stored ? rows : mha_stored_view(mha_numbers_fetch(&rows, block->fetched));
 }
 
 static mha_status multiply_tile(const mha_core *core, const mha_block *block, mha_range keys,
@@ -123,12 +128,14 @@ static mha_status multiply_tile(const mha_core *core, const mha_block *block, mh
   const int64_t groups = mha_block_groups(core, block);
   const int64_t n = keys.end - keys.begin;
   mha_status status = MHA_OK;
-  for (int64_t done = 0; !status && done < n; done += core->cut.product_keys) {
+  int64_t length = 0;
+  for (int64_t done = 0; !status && done < n; done += length) {
     const mha_range piece = piece_at(core, keys, done);
+    length = piece.end - piece.begin;
     const mha_range next = piece_at(core, keys, piece.end - keys.begin);
     for (int64_t g = 0; !status && g < groups; g++) {
       const mha_block part = mha_block_group(core, block, g);
-      if (core->cut.few && !with->copy)
+      if (core->cut.few && !with->copy && !mha_range_is_empty(next))
         fetch_ahead(with->heads,
                     mha_core_rows(core, with->heads, block->b, block->h, next, with->size), g,
                     groups);

@@ -10,7 +10,7 @@ typedef struct mha_block {
   int64_t b, h, heads, i, n;
   float *scores; /* [heads·n][keys of a tile]: row k·n + r is query i + r of head h + k */
   int64_t score_stride;
-  float *fetched; /* room for a tile of keys or values that are not stored as float32 */
+  float *fetched; /* room for a tile of keys or values that are not float32 in one piece */
   float *output;  /* [heads][n][dv] by its strides; NULL if only scores are asked for */
   int64_t output_row_stride, output_head_stride;
 } mha_block;

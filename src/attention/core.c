@@ -50,11 +50,48 @@ mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b
   return rows;
 }
 
+int64_t mha_core_run(const mha_core *core, int64_t j) {
+  const mha_cache_rows *cached = core->visibility.cached;
+  return cached ? mha_cache_rows_run(cached, j) : INT64_MAX;
+}
+
+bool mha_core_is_scattered(const mha_core *core, mha_range keys) {
+  return keys.end - keys.begin > mha_core_run(core, keys.begin);
+}
+
+mha_view mha_core_fetch(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                        mha_range keys, int64_t size, float *scratch) {
+  if (!mha_core_is_scattered(core, keys)) {
+    const mha_stored rows = mha_core_rows(core, heads, b, h, keys, size);
+    return mha_numbers_fetch(&rows, scratch);
+  }
+  for (mha_range run = {keys.begin, keys.begin}; run.begin < keys.end; run.begin = run.end) {
+    run.end = run.begin + mha_min(keys.end - run.begin, mha_core_run(core, run.begin));
+    const mha_stored rows = mha_core_rows(core, heads, b, h, run, size);
+    mha_numbers_gather(&rows, scratch + (run.begin - keys.begin) * size);
+  }
+  return mha_view_rows(scratch, keys.end - keys.begin, size, size);
+}
+
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
   return core->output +
          mha_core_entry(core, b, mha_query_start(&core->visibility, b), core->output_batch_stride,
                         core->output_row_stride) +
          i * core->output_row_stride + h * core->output_head_stride;
+}
+
+/* ---- passes ---- */
+
+bool mha_core_serves(const mha_core *core, int64_t b) {
+  const mha_visibility *v = &core->visibility;
+  return core->pass == MHA_PASS_ALL ||
+         mha_cut_entry_is_few(mha_query_count(v, b), mha_key_count(v, b)) ==
+             (core->pass == MHA_PASS_FEW);
+}
+
+int64_t mha_core_few_queries(const mha_core *core, int64_t b) {
+  const mha_visibility *v = &core->visibility;
+  return v->query_starts ? mha_query_count(v, b) : v->Lq;
 }
 
 /* ---- scores and sizes ---- */
@@ -63,9 +100,9 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
  * first (bench/README.md). */
 enum { MOST_STORED_ROWS = 16 };
 
-bool mha_core_multiplies_stored(const mha_core *core) {
-  const mha_visibility *v = &core->visibility;
-  return core->cut.few && v->Lq * (v->H / core->G) <= MOST_STORED_ROWS;
+bool mha_core_multiplies_stored(const mha_core *core, int64_t b) {
+  return core->cut.few &&
+         mha_core_few_queries(core, b) * (core->visibility.H / core->G) <= MOST_STORED_ROWS;
 }
 
 float mha_core_score_factor(const mha_core *core) {
@@ -108,16 +145,19 @@ mha_cut_sizes mha_core_cut_sizes(const mha_core *core) {
                                v->query_starts != NULL,
                                v->left >= 0,
                                core->is_laid,
-                               core->k.element != MHA_F32 || core->v.element != MHA_F32};
-  return sizes;
+                               core->k.element != MHA_F32 || core->v.element != MHA_F32,
+                               v->cached && v->cached->pages,
+                               v->cached != NULL,
+                               0};
+  return core->pass == MHA_PASS_FEW ? mha_cut_few_of_packed(&sizes) : sizes;
 }
 
 double mha_core_operations(const mha_core *core) {
   const mha_visibility *v = &core->visibility;
-  const double entries = v->query_starts ? 1.0 : (double)v->B;
-  const double span = (double)mha_key_span(v);
-  const double numbers = entries * span * (double)(core->d + core->dv);
-  const double products = 2.0 * numbers * (double)v->H * (double)v->Lq;
-  const double reads = MHA_OPERATIONS_PER_READ * numbers * (double)core->G;
+  const double entries = v->query_starts && !v->cached ? 1.0 : (double)v->B;
+  const double rows = v->query_starts ? (double)v->Lq : (double)v->B * (double)v->Lq;
+  const double numbers = (double)mha_key_span(v) * (double)(core->d + core->dv);
+  const double products = 2.0 * numbers * (double)v->H * rows;
+  const double reads = MHA_OPERATIONS_PER_READ * entries * numbers * (double)core->G;
   return core->cut.few && reads > products ? reads : products;
 }

@@ -39,12 +39,21 @@ typedef struct mha_dropout {
   uint64_t seed, call;
 } mha_dropout;
 
+/* Entries of packed queries over a cache are in different states: those with few queries over many
+ * keys are served in a pass of their own, before the others. */
+typedef enum mha_core_pass {
+  MHA_PASS_ALL, /* any other call */
+  MHA_PASS_FEW,
+  MHA_PASS_MANY
+} mha_core_pass;
+
 /* One call of the core. The sizes and who sees whom are in `visibility`. */
 typedef struct mha_core {
   const mha_engine *engine;
   bool is_laid; /* whether the call is cut for keys that are laid out */
   mha_laid laid;
   mha_visibility visibility;
+  mha_core_pass pass;
   mha_cut cut;
   int64_t G, d, dv;
   mha_heads q, k, v; /* [B][Lq][H][d], [B][Lk][G][d], [B][Lk][G][dv] */
@@ -65,7 +74,7 @@ typedef struct mha_core {
 /* Floating-point operations of the core's products, masks left aside. */
 double mha_core_operations(const mha_core *core);
 
-/* Sizes that decide how the call is cut. */
+/* Sizes that decide how the call, or the pass at hand, is cut. */
 mha_cut_sizes mha_core_cut_sizes(const mha_core *core);
 
 /* Where the rows of entry b begin: at its own batch stride or, packed, at its first row, `start`.
@@ -80,17 +89,34 @@ mha_view mha_core_query_rows(const mha_core *core, const mha_heads *heads, int64
 /* Queries [i, i + n) of head h of entry b: [n][d]. */
 mha_view mha_core_queries(const mha_core *core, int64_t b, int64_t h, int64_t i, int64_t n);
 
-/* Rows of `heads`, which are the core's k or v, for the key head that serves query head h; keys of
- * one tile: [keys][size]. */
+/* Rows of `heads`, which are the core's k or v, for the key head that serves query head h; keys
+ * that follow one another in memory: [keys][size]. */
 mha_stored mha_core_rows(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
                          mha_range keys, int64_t size);
+
+/* How many keys from key j on lie in rows that follow one another: a page or a ring may end. */
+int64_t mha_core_run(const mha_core *core, int64_t j);
+
+/* Whether keys of one tile lie in pages that do not follow one another, so that one product can
+ * only take a copy of them. */
+bool mha_core_is_scattered(const mha_core *core, mha_range keys);
+
+/* mha_core_rows as float32: where they lie, or in the scratch [keys][size], dense. */
+mha_view mha_core_fetch(const mha_core *core, const mha_heads *heads, int64_t b, int64_t h,
+                        mha_range keys, int64_t size, float *scratch);
 
 /* Where the result of query i of head h goes; the next query is output_row_stride further. */
 float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i);
 
-/* Whether the call multiplies numbers of other types than float32 as they are stored, rather than
- * widened. */
-bool mha_core_multiplies_stored(const mha_core *core);
+/* Whether entry b is served in the pass at hand. */
+bool mha_core_serves(const mha_core *core, int64_t b);
+
+/* Queries of entry b that a task of few queries has: all of them, packed or not. */
+int64_t mha_core_few_queries(const mha_core *core, int64_t b);
+
+/* Whether the call multiplies numbers of other types than float32 as they are stored for entry b,
+ * rather than widened. */
+bool mha_core_multiplies_stored(const mha_core *core, int64_t b);
 
 /* What the scores of mha_block_scores are still to be multiplied with. */
 float mha_core_score_factor(const mha_core *core);

@@ -56,7 +56,7 @@ static int64_t blocks_per_entry(int64_t span) {
 
 /* Blocks of one key head; those of packed sequences are slots. */
 static bool block_count(const mha_cut_sizes *s, int64_t *blocks) {
-  if (s->packed)
+  if (s->packed && !s->cached)
     return mha_add(s->span / MHA_KEY_BLOCK, s->B, blocks);
   return mha_multiply(s->B, blocks_per_entry(s->span), blocks);
 }
@@ -70,8 +70,8 @@ size_t mha_laid_plan(const mha_cut_sizes *s, mha_layout *layout) {
 
 static int64_t first_block(const mha_core *core, int64_t b) {
   const mha_visibility *v = &core->visibility;
-  return v->key_starts ? mha_slot_first(v->key_starts, MHA_KEY_BLOCK, b)
-                       : b * blocks_per_entry(mha_key_span(v));
+  return v->key_starts && !v->cached ? mha_slot_first(v->key_starts, MHA_KEY_BLOCK, b)
+                                     : b * blocks_per_entry(mha_key_span(v));
 }
 
 /* The block of entry b and key head g that holds key j. */
@@ -101,15 +101,6 @@ void mha_laid_use(mha_core *core, const mha_kernels *kernels, const mha_laid_str
 
 /* ---- laying out ---- */
 
-/* Keys that follow one another in memory: a ring's end cuts them. */
-static mha_range run_from(const mha_core *core, int64_t begin, int64_t end) {
-  const mha_cache_rows *cached = core->visibility.cached;
-  const mha_range run = {begin, cached && cached->ring
-                                    ? mha_min(end, begin + mha_cache_rows_run(cached, begin))
-                                    : end};
-  return run;
-}
-
 /* Lays out at most a block of rows [keys][d]: columns of the block. */
 static void lay_out_rows(float *columns, const mha_stored *rows) {
   enum { PIECE = 2 * MHA_BLOCK };
@@ -129,7 +120,8 @@ static void lay_out_block(const mha_core *core, int64_t b, int64_t g, mha_range 
   if (keys.end - keys.begin < MHA_KEY_BLOCK)
     memset(block, 0, (size_t)(MHA_KEY_BLOCK * core->d) * sizeof *block);
   for (int64_t begin = keys.begin; begin < keys.end;) {
-    const mha_range run = run_from(core, begin, keys.end);
+    const int64_t n = mha_min(keys.end - begin, mha_core_run(core, begin));
+    const mha_range run = {begin, begin + n};
     const mha_stored stored = mha_core_rows(core, &core->k, b, g * (v->H / core->G), run, core->d);
     lay_out_rows(block + begin % MHA_KEY_BLOCK, &stored);
     begin = run.end;
@@ -138,8 +130,8 @@ static void lay_out_block(const mha_core *core, int64_t b, int64_t g, mha_range 
 
 static int64_t entry_of(const mha_core *core, int64_t block) {
   const mha_visibility *v = &core->visibility;
-  return v->key_starts ? mha_slot_owner(v->key_starts, MHA_KEY_BLOCK, v->B, block)
-                       : block / blocks_per_entry(mha_key_span(v));
+  return v->key_starts && !v->cached ? mha_slot_owner(v->key_starts, MHA_KEY_BLOCK, v->B, block)
+                                     : block / blocks_per_entry(mha_key_span(v));
 }
 
 /* One task: a block of keys, all key heads, in the order in which rows lie. */
@@ -151,7 +143,8 @@ static mha_status lay_out_task(void *job, int64_t index, int32_t worker) {
   const int64_t first = present.begin / MHA_KEY_BLOCK + index - first_block(core, b);
   const mha_range block = {first * MHA_KEY_BLOCK, (first + 1) * MHA_KEY_BLOCK};
   const mha_range keys = mha_range_intersect(block, present);
-  for (int64_t g = 0; !mha_range_is_empty(keys) && g < core->G; g++)
+  const bool used = !mha_range_is_empty(keys) && mha_core_serves(core, b);
+  for (int64_t g = 0; used && g < core->G; g++)
     lay_out_block(core, b, g, keys);
   return MHA_OK;
 }
@@ -185,11 +178,12 @@ void mha_laid_accumulate(const mha_core *core, const mha_block *block, mha_range
                          const mha_stored *copy) {
   const float *scores = block->scores;
   int64_t left = keys.end - keys.begin;
-  const mha_stored stored =
-      copy ? *copy : mha_core_rows(core, &core->v, block->b, block->h, keys, core->dv);
-  const bool lies = !copy && stored.element == MHA_F32;
+  const bool lies = !copy && core->v.element == MHA_F32 && !mha_core_is_scattered(core, keys);
   const mha_kernel *const *kernels = lies ? core->laid.values : core->laid.copied_values;
-  const float *values = mha_numbers_fetch(&stored, block->fetched).data;
+  const float *values =
+      copy
+          ? mha_numbers_fetch(copy, block->fetched).data
+          : mha_core_fetch(core, &core->v, block->b, block->h, keys, core->dv, block->fetched).data;
   for (int step = MHA_VALUE_KERNELS - 1; step >= 0; step--)
     for (const int64_t n = (int64_t)1 << step; left >= n; left -= n) {
       mha_kernel_run(kernels[step], block->n, scores, values, block->output);

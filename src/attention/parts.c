@@ -12,13 +12,20 @@
 
 /* ---- where they lie ---- */
 
-/* Results of the parts: m, l, poison [B][parts][H][Lq] and O [B][parts][H][Lq][dv]. */
+/* Results of the parts: m, l, poison [parts][rows·H] and O [parts][rows·H][dv], where an entry's
+ * rows are [H][Lq] and, packed, Lq is its own. */
 typedef struct part_results {
   float *max, *sum, *poison, *output;
 } part_results;
 
+/* Rows of one part. */
+static bool rows_per_part(const mha_cut_sizes *s, int64_t *rows) {
+  *rows = s->rows;
+  return (s->rows > 0 || mha_multiply(s->B, s->Lq, rows)) && mha_multiply(*rows, s->H, rows);
+}
+
 static bool part_rows(const mha_cut_sizes *s, int64_t *rows) {
-  return mha_multiply(s->B, s->H, rows) && mha_multiply(*rows, s->Lq, rows) &&
+  return rows_per_part(s, rows) &&
          mha_multiply(*rows, mha_cut_most_parts(s->Lq, s->span, s->packed), rows);
 }
 
@@ -37,10 +44,21 @@ static part_results part_results_of(const mha_core *core) {
   return p;
 }
 
-/* Index of the first row of head h in a part of entry b. */
+/* How far the rows of one part are from those of the next. */
+static int64_t part_step(const mha_core *core) {
+  const mha_cut_sizes sizes = mha_core_cut_sizes(core);
+  int64_t rows = 0;
+  (void)rows_per_part(&sizes, &rows);
+  return rows;
+}
+
+/* Index of the first row of head h in a part of entry b. Packed, there is room for all queries or,
+ * if those are fewer, for the most few ones of each entry. */
 static int64_t part_row(const mha_core *core, int64_t b, int64_t part, int64_t h) {
   const mha_visibility *v = &core->visibility;
-  return ((b * core->cut.parts + part) * v->H + h) * v->Lq;
+  const bool all = v->query_starts && part_step(core) == v->Lq * v->H;
+  const int64_t first = all ? mha_query_start(v, b) : b * core->cut.queries;
+  return part * part_step(core) + first * v->H + h * mha_core_few_queries(core, b);
 }
 
 /* Strips of heads, the last of which may have fewer. */
@@ -50,7 +68,7 @@ static int64_t strip_count(const mha_core *core) {
 }
 
 bool mha_parts_are_left(const mha_core *core) {
-  return core->cut.few && core->cut.parts > 1;
+  return core->cut.few && (core->cut.parts > 1 || core->pass == MHA_PASS_FEW);
 }
 
 void mha_parts_place(mha_rows *rows, int64_t part) {
@@ -80,7 +98,7 @@ int64_t mha_parts_locate(const mha_core *core, int64_t index, mha_block *k) {
   k->heads = mha_min(core->cut.heads, core->visibility.H - k->h);
   k->b = index / strip_count(core);
   k->i = 0;
-  k->n = core->visibility.Lq;
+  k->n = mha_core_few_queries(core, k->b);
   return part;
 }
 
@@ -89,7 +107,7 @@ int64_t mha_parts_locate(const mha_core *core, int64_t index, mha_block *k) {
 /* m and l of row (b, h, i) over all parts; poison likewise. l is NaN if that of a part is. */
 static void merge_statistics(const mha_core *core, const part_results *p, int64_t first, float *max,
                              float *sum, float *poison) {
-  const int64_t step = core->visibility.H * core->visibility.Lq;
+  const int64_t step = part_step(core);
   *max = -INFINITY;
   *sum = 0.0f;
   *poison = -INFINITY;
@@ -108,7 +126,6 @@ static void merge_statistics(const mha_core *core, const part_results *p, int64_
 /* One row: O = Σ exp(m_u - m)·O_u over the parts u, in their order. */
 static void merge_row(const mha_core *core, const part_results *p, int64_t b, int64_t h,
                       int64_t i) {
-  const mha_visibility *v = &core->visibility;
   const int64_t first = part_row(core, b, 0, h) + i;
   const int64_t index = mha_core_row_index(core, b, h, i);
   float *row = mha_core_output(core, b, h, i);
@@ -116,7 +133,7 @@ static void merge_row(const mha_core *core, const part_results *p, int64_t b, in
   merge_statistics(core, p, first, &core->row_max[index], &core->row_sum[index], &poison);
   memset(row, 0, (size_t)core->dv * sizeof *row);
   for (int64_t u = 0; u < core->cut.parts; u++) {
-    const int64_t part = first + u * v->H * v->Lq;
+    const int64_t part = first + u * part_step(core);
     const float factor =
         p->max[part] == -INFINITY ? 0.0f : mha_exp(p->max[part] - core->row_max[index]);
     if (factor == 0.0f) /* a sum that overflowed would still count */
@@ -132,7 +149,9 @@ static mha_status merge_task(void *job, int64_t index, int32_t worker) {
   const mha_core *core = job;
   const mha_visibility *v = &core->visibility;
   const part_results p = part_results_of(core);
-  for (int64_t i = 0; i < v->Lq; i++)
+  const int64_t n =
+      mha_core_serves(core, index / v->H) ? mha_core_few_queries(core, index / v->H) : 0;
+  for (int64_t i = 0; i < n; i++)
     merge_row(core, &p, index / v->H, index % v->H, i);
   return MHA_OK;
 }
@@ -143,7 +162,7 @@ mha_status mha_parts_merge(mha_core *core, const mha_threads *threads) {
   const mha_task_list merge = {.work = merge_task,
                                .job = core,
                                .n_tasks = entries,
-                               .operations = 2.0 * (double)(entries * v->Lq) *
+                               .operations = 2.0 * (double)(entries * core->cut.queries) *
                                              (double)(core->cut.parts * core->dv)};
   return mha_parallel_run(threads, &merge);
 }

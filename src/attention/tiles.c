@@ -56,6 +56,19 @@ mha_cut mha_cut_call(const mha_cut_sizes *s) {
   return cut;
 }
 
+bool mha_cut_entry_is_few(int64_t queries, int64_t keys) {
+  return is_few(queries, keys, false);
+}
+
+mha_cut_sizes mha_cut_few_of_packed(const mha_cut_sizes *s) {
+  mha_cut_sizes few = *s;
+  int64_t rows = 0;
+  few.packed = false;
+  few.Lq = s->packed && s->cached ? mha_cut_most_few(s->Lq, s->span) : 0;
+  few.rows = mha_multiply(s->B, few.Lq, &rows) ? mha_min(rows, s->Lq) : s->Lq;
+  return few;
+}
+
 /* ---- slots of packed sequences ---- */
 
 int64_t mha_slot_first(const int64_t *starts, int64_t size, int64_t b) {
@@ -141,9 +154,11 @@ static mha_range tile_at(const mha_tile_walk *walk, int64_t begin) {
     limit = walk->common.end;
     end = begin + walk->cut->tile_keys;
   }
-  /* the row behind a ring's last is its first */
+  /* the row behind a ring's last is its first; a tile ends where a page does, or has several */
   if (cached && cached->ring)
     limit = mha_min(limit, next_line(begin, cached->capacity));
+  if (cached && cached->page_rows >= walk->cut->tile_keys)
+    limit = mha_min(limit, begin + mha_cache_rows_run(cached, begin));
   const mha_range keys = {begin, mha_min(end, limit)};
   return keys;
 }

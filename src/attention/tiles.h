@@ -69,6 +69,9 @@ typedef struct mha_cut_sizes {
                     it */
   bool laid;     /* keys are laid out for kernels, unless the queries are few */
   bool stored;   /* keys or values are of another type than float32 */
+  bool paged;    /* they lie in pages */
+  bool cached;   /* they lie in a cache: packed queries then have an entry's keys each */
+  int64_t rows;  /* of the queries of all entries; 0 = B·Lq */
 } mha_cut_sizes;
 
 /* The cut of a call, by its sizes alone. */
@@ -88,6 +91,12 @@ mha_cut mha_cut_call(const mha_cut_sizes *sizes);
 /* At least the parts of an entry's keys, and growing with the span, as scratch must; 0 if the call
  * has many queries. */
 int64_t mha_cut_most_parts(int64_t Lq, int64_t span, bool packed);
+
+/* Packed queries over a cache: entries with few queries over many keys are served as those of a
+ * call that has nothing else, see mha_core_pass. Whether an entry is one of them, and the sizes of
+ * that call: Lq is the most queries that one of them can have, 0 = there can be none. */
+bool mha_cut_entry_is_few(int64_t queries, int64_t keys);
+mha_cut_sizes mha_cut_few_of_packed(const mha_cut_sizes *sizes);
 
 /* The most queries, up to Lq, that a call over up to `span` keys may have to be cut as one of few.
  */

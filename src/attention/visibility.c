@@ -24,10 +24,10 @@ int64_t mha_query_count(const mha_visibility *v, int64_t b) {
 }
 
 int64_t mha_key_count(const mha_visibility *v, int64_t b) {
-  if (v->key_starts)
-    return v->key_starts[b + 1] - v->key_starts[b];
   if (v->cached)
     return mha_cache_rows_after(v->cached, b);
+  if (v->key_starts)
+    return v->key_starts[b + 1] - v->key_starts[b];
   return v->key_lengths ? v->key_lengths[b] : v->Lk;
 }
 

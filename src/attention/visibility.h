@@ -32,8 +32,8 @@ typedef struct mha_visibility {
   int64_t B, H, Lq, Lk;         /* packed: B sequences, Lq and Lk all rows together */
   const int64_t *query_lengths; /* [B] or NULL */
   const int64_t *key_lengths;
-  const int64_t *query_starts; /* [B+1] or NULL: packed */
-  const int64_t *key_starts;
+  const int64_t *query_starts;  /* [B+1] or NULL: packed */
+  const int64_t *key_starts;    /* with a cache: of the rows that the call appends */
   const mha_cache_rows *cached; /* the keys are in a cache; NULL = they are not */
   int32_t alignment;
   int64_t offset;

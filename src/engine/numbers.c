@@ -2,6 +2,7 @@
  */
 #include "numbers.h"
 
+#include "base/memory.h"
 #include "stored_rows.h"
 #include "vector.h"
 
@@ -53,6 +54,22 @@ mha_view mha_numbers_fetch(const mha_stored *w, float *scratch) {
                         mha_element_at(w->data, w->element, r * w->row_stride), w->element,
                         w->columns);
   return mha_view_rows(scratch, w->rows, w->columns, w->columns);
+}
+
+/* Rows far apart are asked for ahead: the processor does not foresee them. */
+void mha_numbers_gather(const mha_stored *w, float *dense) {
+  enum { AHEAD = 8 };
+  const size_t row_bytes = mha_element_bytes(w->element, w->columns);
+  for (int64_t r = 0; r < w->rows; r++) {
+    const void *row = mha_element_at(w->data, w->element, r * w->row_stride);
+    if (r + AHEAD < w->rows)
+      mha_memory_fetch(mha_element_at(w->data, w->element, (r + AHEAD) * w->row_stride), 1,
+                       row_bytes, row_bytes);
+    if (w->element == MHA_F32)
+      memcpy(dense + r * w->columns, row, row_bytes);
+    else
+      mha_numbers_widen(dense + r * w->columns, row, w->element, w->columns);
+  }
 }
 
 /* ---- products ---- */

@@ -41,6 +41,10 @@ void mha_numbers_convert(void *y, int32_t to, const void *x, int32_t from, int64
  * stored rows one after the other. */
 mha_view mha_numbers_fetch(const mha_stored *stored, float *scratch);
 
+/* The same rows [rows][columns] as a dense copy, whatever their type; their columns have stride 1.
+ */
+void mha_numbers_gather(const mha_stored *stored, float *dense);
+
 /* Y = alpha·X·W + beta·Y as the engine's multiply, with W as it is stored. float32 is the engine's;
  * numbers of other types are for few rows of X, whose columns have stride 1: they are read once
  * from end to end, and nothing is widened into memory. */

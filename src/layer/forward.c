@@ -96,11 +96,10 @@ static mha_heads split_heads(const float *data, const mha_rows_shape *rows, int6
   return heads;
 }
 
-/* The same of a cache's keys or values: [n_entries][capacity][G·size]. */
+/* The same of a cache's keys or values, rows [G·size] of which `cached` knows where they lie. */
 static mha_heads split_cached_heads(const mha_forward_call *c, const void *data,
                                     const mha_rows_shape *rows, int64_t size) {
-  const mha_heads heads = {data, c->args.cache->sizes.type, c->cached.capacity * rows->width,
-                           rows->width, size};
+  const mha_heads heads = {data, c->args.cache->sizes.type, 0, rows->width, size};
   return heads;
 }
 

@@ -24,6 +24,8 @@ static int64_t entry_rows(const mha_preparing *a, int64_t b, int64_t *first) {
   *first = b * a->shape.length;
   if (v->query_starts) {
     *first = a->keys ? mha_key_start(v, b) : mha_query_start(v, b);
+    if (a->keys && v->cached)
+      return mha_cache_rows_new(v->cached, b);
     return a->keys ? mha_key_count(v, b) : mha_query_count(v, b);
   }
   return a->live.counts ? mha_min(a->live.counts[b], a->shape.length) : a->shape.length;

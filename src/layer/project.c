@@ -58,6 +58,9 @@ enum { PIECE_ROWS = 64 };
 #endif
 enum { MOST_PARTS = 4 };
 
+/* Panels that a page has to have for rows to be projected straight into it, if they are many. */
+#define PAGE_PANELS 4
+
 /* How one projection is cut: `runs` runs of at most run_rows rows, or one row into parts. */
 typedef struct cut {
   const mha_engine *engine;
@@ -376,6 +379,11 @@ static mha_status project_task(void *argument, int64_t index, int32_t worker) {
 
 int64_t mha_gathered_rows(int64_t entries, int64_t rows) {
   return entries > 1 ? mha_min(rows, MHA_FEW_ROWS) : 0;
+}
+
+int64_t mha_paged_rows(int64_t page_tokens, int64_t rows) {
+  return page_tokens > 0 && page_tokens < PAGE_PANELS * MHA_PANEL_ROWS && rows > MHA_FEW_ROWS ? rows
+                                                                                              : 0;
 }
 
 mha_status mha_project(const mha_context *context, const mha_projecting *projections, int n,

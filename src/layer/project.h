@@ -47,6 +47,10 @@ bool mha_projection_tasks(const mha_projection *projection, int64_t entries, int
  * each entry. 0 = straight into the cache, where many rows make the copy the dearer way. */
 int64_t mha_gathered_rows(int64_t entries, int64_t rows);
 
+/* Many rows for pages that are much smaller than a panel are worth the copy too: rows of an entry,
+ * of `rows` altogether, that go to scratch before they go to pages of so many; 0 = none. */
+int64_t mha_paged_rows(int64_t page_tokens, int64_t rows);
+
 /* Where matrices of other types than float32 are widened: `floats` numbers for each worker, one
  * room after the other. */
 typedef struct mha_widening {
