@@ -451,7 +451,7 @@ static void what_append_only_refuses(void **state) {
     args.rules = &rules;
     args.results = &results;
     if (k == 0)
-      rules.query_starts = rules.key_starts = lengths;
+      rules.query_lengths = lengths + 1;
     if (k == 1)
       rules.key_lengths = lengths + 1;
     if (k == 2)

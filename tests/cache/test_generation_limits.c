@@ -124,7 +124,7 @@ static expected spoil_rules(generation_step *s, spoiled what) {
     return (expected){MHA_ERROR_UNSUPPORTED, "query_starts"};
   case PACKED_KEYS:
     s->rules.key_starts = starts_of_two;
-    return (expected){MHA_ERROR_UNSUPPORTED, "key_starts"};
+    return (expected){MHA_ERROR_UNSUPPORTED, "results.weights"};
   default:
     s->rules.attend = (mha_mask){all_ones, 1, 1, 1, s->columns - 1, 0, 0, 0, 0, 0};
     return (expected){MHA_ERROR_SIZE, "attend.columns"};
