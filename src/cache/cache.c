@@ -25,6 +25,8 @@ static mha_status make_numbers(const mha_cache_options *o, const mha_allocator *
   const bool paged = o->page_tokens > 0;
   mha_cache_numbers n = {.pages = paged ? o->n_pages : o->n_entries,
                          .page_rows = paged ? o->page_tokens : o->capacity};
+  while (paged && INT64_C(1) << n.page_shift < o->page_tokens)
+    n.page_shift++;
   mha_layout layout = {0};
   const size_t keys = add_rows(&layout, o, n.pages, n.page_rows, o->head_size);
   const size_t values = add_rows(&layout, o, n.pages, n.page_rows, o->value_head_size);
@@ -227,7 +229,8 @@ mha_cache_rows mha_cache_describe_rows(const mha_cache *cache) {
                                .window = cache->sizes.window,
                                .page_rows = cache->numbers.page_rows,
                                .pages = cache->pages.n > 0 ? cache->pages.lists : NULL,
-                               .slots = cache->pages.slots};
+                               .slots = cache->pages.slots,
+                               .page_shift = cache->numbers.page_shift};
   return rows;
 }
 

@@ -14,6 +14,7 @@
  * is one page. */
 typedef struct mha_cache_numbers {
   int64_t pages, page_rows;
+  int page_shift; /* with pages, page_rows is 2 to the power of it */
   char *memory;
   size_t bytes;
   void *keys;   /* [pages][page_rows][G·d] of the cache's type */

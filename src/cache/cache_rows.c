@@ -63,9 +63,10 @@ static int64_t entry_row(const mha_cache_rows *cached, int64_t t) {
 int64_t mha_cache_rows_at(const mha_cache_rows *cached, int64_t b, int64_t t) {
   const int64_t entry = mha_cache_rows_entry(cached, b);
   const int64_t row = entry_row(cached, t);
-  const int64_t page =
-      cached->pages ? cached->pages[entry * cached->slots + row / cached->page_rows] : entry;
-  return page * cached->page_rows + row % cached->page_rows;
+  if (!cached->pages)
+    return entry * cached->page_rows + row;
+  const int64_t page = cached->pages[entry * cached->slots + (row >> cached->page_shift)];
+  return (page << cached->page_shift) + (row & (cached->page_rows - 1));
 }
 
 int64_t mha_cache_rows_place(const mha_cache_rows *cached, int64_t b, int64_t i) {
@@ -78,5 +79,6 @@ int64_t mha_cache_rows_slot(const mha_cache_rows *cached, int64_t t) {
 
 int64_t mha_cache_rows_run(const mha_cache_rows *cached, int64_t t) {
   const int64_t row = entry_row(cached, t);
-  return mha_min(cached->capacity - row, cached->page_rows - row % cached->page_rows);
+  const int64_t left = cached->capacity - row;
+  return cached->pages ? mha_min(left, cached->page_rows - (row & (cached->page_rows - 1))) : left;
 }

@@ -23,6 +23,7 @@ typedef struct mha_cache_rows {
   const int32_t *pages; /* [n_entries][slots] the page of each slot of page_rows rows; NULL = an
                            entry's rows are page number `entry` */
   int64_t slots;
+  int page_shift; /* of a page: page_rows is 2 to the power of it, which spares divisions */
 } mha_cache_rows;
 
 /* The cache's entry that batch entry b uses. */
