@@ -103,7 +103,8 @@ set(MHA_SOURCES
     src/files/sizes.c
     src/files/file.c
     src/files/load.c
-    src/files/save.c)
+    src/files/save.c
+    src/files/cache_file.c)
 
 # What the command needs of src/ beside the public functions.
 set(MHA_READER_SOURCES

@@ -90,9 +90,24 @@ static size_t text_bytes(const char *name, json_t *entry) {
                                : name_bytes + strlen(mha_shown_text(type, strlen(type), shown)) + 1;
 }
 
-/* Counts the tensors and the bytes of their text; afterwards each has the right form. */
-static mha_status check_entries(const mha_header_source *s, json_t *root, int64_t *n,
-                                size_t *bytes) {
+/* What a header holds. */
+typedef struct header_size {
+  int64_t tensors, pairs;
+  size_t text_bytes;
+} header_size;
+
+static void count_metadata(json_t *metadata, header_size *size) {
+  const char *key = NULL;
+  json_t *value = NULL;
+  json_object_foreach(metadata, key, value) {
+    size->pairs++;
+    size->text_bytes += strlen(key) + strlen(json_string_value(value)) + 2;
+  }
+}
+
+/* Counts the tensors, the metadata and the bytes of their text; afterwards each has the right form.
+ */
+static mha_status check_entries(const mha_header_source *s, json_t *root, header_size *size) {
   const char *name = NULL;
   json_t *entry = NULL;
   json_object_foreach(root, name, entry) {
@@ -101,8 +116,10 @@ static mha_status check_entries(const mha_header_source *s, json_t *root, int64_
     if (status)
       return status;
     if (is_tensor) {
-      *n += 1;
-      *bytes += text_bytes(name, entry);
+      size->tensors++;
+      size->text_bytes += text_bytes(name, entry);
+    } else {
+      count_metadata(entry, size);
     }
   }
   return MHA_OK;
@@ -208,7 +225,7 @@ static mha_status read_tensor(const mha_header_source *s, const char *name, json
   return status || type < 0 ? status : check_size(s, tensor, types[type].bits);
 }
 
-static mha_status read_tensors(const mha_header_source *s, json_t *root, char *texts,
+static mha_status read_tensors(const mha_header_source *s, json_t *root, char **texts,
                                mha_safetensors *parsed) {
   const char *name = NULL;
   json_t *entry = NULL;
@@ -216,12 +233,22 @@ static mha_status read_tensors(const mha_header_source *s, json_t *root, char *t
   json_object_foreach(root, name, entry) {
     if (strcmp(name, metadata_key) == 0)
       continue;
-    const mha_status status = read_tensor(s, name, entry, &texts, &parsed->items[next++]);
+    const mha_status status = read_tensor(s, name, entry, texts, &parsed->items[next++]);
     if (status)
       return status;
   }
   parsed->n = next;
   return MHA_OK;
+}
+
+static void keep_metadata(json_t *root, char *texts, mha_safetensors *parsed) {
+  const char *key = NULL;
+  json_t *value = NULL;
+  json_object_foreach(json_object_get(root, metadata_key), key, value) {
+    mha_text_pair *pair = &parsed->pairs[parsed->n_pairs++];
+    pair->key = keep_text(&texts, key);
+    pair->value = keep_text(&texts, json_string_value(value));
+  }
 }
 
 /* ---- All tensors ----------------------------------------------------------------------------- */
@@ -262,32 +289,37 @@ static mha_status check_coverage(const mha_header_source *s, const mha_raw_tenso
   return rest == 0 ? MHA_OK : mha_header_refuse(s, rule, "%zu bytes follow the last tensor", rest);
 }
 
-/* Makes room for n > 0 tensors; returns the place of their text, or NULL without memory. */
-static char *allocate(int64_t n, size_t n_text, mha_safetensors *parsed) {
+/* Makes room for what there is, which is something; returns the place of its text, or NULL without
+ * memory. */
+static char *allocate(const header_size *size, mha_safetensors *parsed) {
   mha_layout layout = {0};
-  (void)mha_layout_add(&layout, sizeof(mha_raw_tensor), n, 1, 1);
-  const size_t text_at = mha_layout_add(&layout, 1, (int64_t)n_text, 1, 1);
+  (void)mha_layout_add(&layout, sizeof(mha_raw_tensor), size->tensors, 1, 1);
+  const size_t pairs_at = mha_layout_add(&layout, sizeof(mha_text_pair), size->pairs, 1, 1);
+  const size_t text_at = mha_layout_add(&layout, 1, (int64_t)size->text_bytes, 1, 1);
   unsigned char *block =
       layout.overflow ? NULL : mha_memory_allocate(&parsed->allocator, layout.bytes);
   if (!block)
     return NULL;
+  parsed->memory = block;
   parsed->memory_bytes = layout.bytes;
   parsed->items = (mha_raw_tensor *)(void *)block;
+  parsed->pairs = (mha_text_pair *)(void *)(block + pairs_at);
   return (char *)block + text_at;
 }
 
 static mha_status read_tree(const mha_header_source *s, json_t *root, mha_safetensors *parsed) {
-  int64_t n = 0;
-  size_t n_text = 0;
-  mha_status status = check_entries(s, root, &n, &n_text);
-  if (status || n == 0)
+  header_size size = {0};
+  mha_status status = check_entries(s, root, &size);
+  if (status || (size.tensors == 0 && size.pairs == 0))
     return status ? status : check_coverage(s, NULL, 0);
-  char *texts = allocate(n, n_text, parsed);
+  char *texts = allocate(&size, parsed);
   if (!texts)
     return mha_header_fail_memory(s);
-  status = read_tensors(s, root, texts, parsed);
+  const int64_t n = size.tensors;
+  status = read_tensors(s, root, &texts, parsed);
   if (status)
     return status;
+  keep_metadata(root, texts, parsed);
   qsort(parsed->items, (size_t)n, sizeof parsed->items[0], by_place);
   status = check_coverage(s, parsed->items, n);
   if (!status)
@@ -312,8 +344,15 @@ mha_status mha_safetensors_parse(const char *name, const void *bytes, size_t n_b
   return status;
 }
 
+const char *mha_safetensors_metadata(const mha_safetensors *parsed, const char *key) {
+  for (int64_t i = 0; i < parsed->n_pairs; i++)
+    if (strcmp(parsed->pairs[i].key, key) == 0)
+      return parsed->pairs[i].value;
+  return NULL;
+}
+
 void mha_safetensors_release(mha_safetensors *parsed) {
-  if (parsed->items)
-    mha_memory_release(&parsed->allocator, parsed->items, parsed->memory_bytes);
+  if (parsed->memory)
+    mha_memory_release(&parsed->allocator, parsed->memory, parsed->memory_bytes);
   memset(parsed, 0, sizeof *parsed);
 }

@@ -126,7 +126,8 @@ static mha_status save(const mha_weights *w, const char *path, const char *prefi
     ones[i] = 1.0F;
   *s = (saved){.next_name = memory + names_at, .prefix = prefix, .prefix_bytes = prefix_bytes};
   list_tensors(s, w, ones);
-  const mha_status status = mha_safetensors_write(path, s->tensors, s->n, error);
+  const mha_file_to_write file = {.tensors = s->tensors, .n = s->n};
+  const mha_status status = mha_safetensors_write(path, &file, error);
   mha_memory_release(allocator, memory, layout.bytes);
   return status;
 }

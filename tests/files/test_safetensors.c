@@ -644,8 +644,9 @@ static void allocation_failures(void **state) {
 /* A header that cannot be built leaves no file. */
 static void allocation_failures_of_the_writer(void **state) {
   static const float numbers[4] = {1, 2, 3, 4};
-  const mha_tensor_to_write tensors[2] = {{"a\"", 2, {1, 2}, numbers, 3, MHA_F32},
-                                          {"b", 1, {4}, numbers, 0, MHA_F32}};
+  const mha_tensor_to_write tensors[2] = {{"a\"", 2, {1, 2}, numbers, 3, MHA_F32, NULL},
+                                          {"b", 1, {4}, numbers, 0, MHA_F32, NULL}};
+  const mha_file_to_write both = {.tensors = tensors, .n = 2};
   static const char path[] = "test_safetensors.written";
   mha_status status = MHA_ERROR_MEMORY;
   (void)state;
@@ -654,7 +655,7 @@ static void allocation_failures_of_the_writer(void **state) {
   for (fail_at = 1; status; fail_at++) {
     mha_error error;
     calls = 0;
-    status = mha_safetensors_write(path, tensors, 2, &error);
+    status = mha_safetensors_write(path, &both, &error);
     assert_int_equal(live, 0);
     test_note("jansson's allocation %" PRId64, fail_at);
     FILE *file = fopen(path, "rb");

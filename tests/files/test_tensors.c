@@ -608,22 +608,30 @@ static void allocation_failures(void **state) {
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
+static mha_status write_tensors(const char *path, const mha_tensor_to_write *tensors, int n,
+                                mha_error *error) {
+  const mha_file_to_write file = {.tensors = tensors, .n = n};
+  return mha_safetensors_write(path, &file, error);
+}
+
 #define STRANGE "a\"\\/\xC3\xA9\xF0\x9F\x98\x80 \xE2\x80\xA8"
 
 static void written_files_are_read(void **state) {
   static const float numbers[] = {1, 2, 3, -1, 4, 5, 6, -1, 7.5F};
   static const float dense[] = {1, 2, 3, 4, 5, 6};
   const mha_tensor_to_write tensors[] = {
-      {"z", 2, {2, 3}, numbers, 4, MHA_F32},    {STRANGE, 1, {3}, numbers + 4, 0, MHA_F32},
-      {"", 0, {0}, numbers + 8, 0, MHA_F32},    {"none", 2, {0, 3}, NULL, 3, MHA_F32},
-      {"thin", 2, {3, 1}, numbers, 4, MHA_F32},
+      {"z", 2, {2, 3}, numbers, 4, MHA_F32, NULL},
+      {STRANGE, 1, {3}, numbers + 4, 0, MHA_F32, NULL},
+      {"", 0, {0}, numbers + 8, 0, MHA_F32, NULL},
+      {"none", 2, {0, 3}, NULL, 3, MHA_F32, NULL},
+      {"thin", 2, {3, 1}, numbers, 4, MHA_F32, NULL},
   };
   mha_raw_tensors read;
   mha_error error;
   size_t n = 0;
   (void)state;
   memset(&error, 0xA5, sizeof error);
-  test_expect(mha_safetensors_write("files/w", tensors, COUNT(tensors), &error), MHA_OK, &error);
+  test_expect(write_tensors("files/w", tensors, COUNT(tensors), &error), MHA_OK, &error);
   assert_int_equal(test_files_in("files"), 1);
   unsigned char *bytes = get_file("files/w", &n);
   assert_int_equal(bytes[0] % 8, 0);
@@ -650,18 +658,18 @@ static void long_tensors_are_written(void **state) {
   enum { ROWS = 57, WIDTH = 999, STRIDE = 1003 };
   const size_t row_bytes = WIDTH * sizeof(float);
   static float numbers[ROWS * STRIDE];
-  const mha_tensor_to_write tensor = {"w", 2, {ROWS, WIDTH}, numbers, STRIDE, MHA_F32};
+  const mha_tensor_to_write tensor = {"w", 2, {ROWS, WIDTH}, numbers, STRIDE, MHA_F32, NULL};
   mha_raw_tensors read;
   mha_error error;
   (void)state;
   for (int i = 0; i < ROWS * STRIDE; i++)
     numbers[i] = (float)i;
-  test_expect(mha_safetensors_write("files/w", &tensor, 1, &error), MHA_OK, &error);
+  test_expect(write_tensors("files/w", &tensor, 1, &error), MHA_OK, &error);
   open_well("files/w", true, &read);
   for (size_t row = 0; row < ROWS; row++)
     assert_memory_equal(read.items[0].data + row * row_bytes, numbers + row * STRIDE, row_bytes);
   mha_tensors_close(&read);
-  test_expect(mha_safetensors_write("files/w", NULL, 0, &error), MHA_OK, &error);
+  test_expect(write_tensors("files/w", NULL, 0, &error), MHA_OK, &error);
   open_well("files/w", true, &read);
   assert_int_equal(read.n, 0);
   mha_tensors_close(&read);
@@ -689,10 +697,11 @@ static void bad_tensors_are_not_written(void **state) {
   (void)state;
   test_put_file("files/w", "old", 3);
   for (size_t i = 0; i < COUNT(rows); i++) {
-    const mha_tensor_to_write tensors[2] = {{"first", 1, {1}, &number, 0, MHA_F32},
-                                            {rows[i].name, 1, {rows[i].rows}, &number, 0, MHA_F32}};
+    const mha_tensor_to_write tensors[2] = {
+        {"first", 1, {1}, &number, 0, MHA_F32, NULL},
+        {rows[i].name, 1, {rows[i].rows}, &number, 0, MHA_F32, NULL}};
     mha_error error;
-    test_expect(mha_safetensors_write("files/w", tensors, 2, &error), rows[i].status, &error);
+    test_expect(write_tensors("files/w", tensors, 2, &error), rows[i].status, &error);
     if (!strstr(error.message, rows[i].fragment))
       test_failed("\"%s\" lacks \"%s\"", error.message, rows[i].fragment);
     size_t n = 0;
@@ -707,20 +716,20 @@ static void bad_tensors_are_not_written(void **state) {
 /* A limit on the size of files is an error, and no signal ends the process. */
 static void a_failed_write_leaves_the_old_file(void **state) {
   static const float numbers[20000] = {1, 2};
-  const mha_tensor_to_write small = {"w", 1, {2}, numbers, 0, MHA_F32};
-  const mha_tensor_to_write large = {"w", 1, {20000}, numbers, 0, MHA_F32};
+  const mha_tensor_to_write small = {"w", 1, {2}, numbers, 0, MHA_F32, NULL};
+  const mha_tensor_to_write large = {"w", 1, {20000}, numbers, 0, MHA_F32, NULL};
   struct rlimit before;
   mha_raw_tensors read;
   mha_error error;
   (void)state;
-  test_expect(mha_safetensors_write("files/w", &small, 1, &error), MHA_OK, &error);
+  test_expect(write_tensors("files/w", &small, 1, &error), MHA_OK, &error);
   assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
   static const rlim_t limits[] = {0, 50, 30000};
   for (size_t i = 0; i < COUNT(limits); i++) {
     struct rlimit limit = before;
     limit.rlim_cur = limits[i];
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    const mha_status status = mha_safetensors_write("files/w", &large, 1, &error);
+    const mha_status status = write_tensors("files/w", &large, 1, &error);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
     test_expect(status, MHA_ERROR_IO, &error);
     assert_non_null(strstr(error.message, "files/w cannot be written: "));
@@ -730,8 +739,8 @@ static void a_failed_write_leaves_the_old_file(void **state) {
     assert_memory_equal(read.items[0].data, numbers, 8);
     mha_tensors_close(&read);
   }
-  test_expect(mha_safetensors_write("absent/w", &small, 1, &error), MHA_ERROR_IO, &error);
-  test_expect(mha_safetensors_write("files", &small, 1, &error), MHA_ERROR_IO, &error);
+  test_expect(write_tensors("absent/w", &small, 1, &error), MHA_ERROR_IO, &error);
+  test_expect(write_tensors("files", &small, 1, &error), MHA_ERROR_IO, &error);
 }
 
 /* A file may be written anew from its own map. */
@@ -744,8 +753,8 @@ static void a_mapped_file_may_be_replaced(void **state) {
                   six, sizeof six);
   open_well("files/w", false, &old);
   const float *numbers = (const float *)(const void *)old.items[0].data;
-  const mha_tensor_to_write tensor = {"v", 1, {5}, numbers + 1, 0, MHA_F32};
-  test_expect(mha_safetensors_write("files/w", &tensor, 1, &error), MHA_OK, &error);
+  const mha_tensor_to_write tensor = {"v", 1, {5}, numbers + 1, 0, MHA_F32, NULL};
+  test_expect(write_tensors("files/w", &tensor, 1, &error), MHA_OK, &error);
   assert_memory_equal(old.items[0].data, six, sizeof six);
   open_well("files/w", false, &read);
   assert_memory_equal(find(&read, "v")->data, six + 1, 20);
