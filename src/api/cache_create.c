@@ -66,7 +66,7 @@ static mha_status check_sizes(const mha_cache_options *o, mha_error *error) {
   mha_status status = mha_require_at_least(o->n_entries, 1, "options.n_entries", error);
   if (!status)
     status =
-        mha_require_at_least(o->capacity, o->page_tokens > 0 ? 0 : 1, "options.capacity", error);
+        mha_require_at_least(o->capacity, o->page_tokens != 0 ? 0 : 1, "options.capacity", error);
   if (!status)
     status = mha_require_at_least(o->n_kv_heads, 1, "options.n_kv_heads", error);
   if (!status)
