@@ -52,6 +52,17 @@ void generation_set_ring(generation_plan *plan, int64_t window, int64_t rollback
 
 /* ---- The run that is on ---------------------------------------------------------------------- */
 
+/* The same tests run with pages, which whoever runs them says: as many as all entries may need,
+ * while they leave shared ones. */
+static void set_pages(mha_cache_options *o) {
+  const char *given = getenv("MHA_TEST_PAGE_TOKENS");
+  const int64_t T = run.plan.page_tokens ? run.plan.page_tokens
+                    : given              ? strtoll(given, NULL, 10)
+                                         : 0;
+  o->page_tokens = T;
+  o->n_pages = T > 0 ? 2 * o->n_entries * ((o->capacity + T - 1) / T) : 0;
+}
+
 mha_cache_options generation_cache_options(void) {
   const generation_plan *plan = &run.plan;
   const test_case *c = &run.f.c;
@@ -65,6 +76,7 @@ mha_cache_options generation_cache_options(void) {
   o.window = plan->window;
   o.rollback = plan->rollback;
   o.type = (int32_t)plan->type;
+  set_pages(&o);
   o.allocator = &run.f.allocator.mha;
   return o;
 }
@@ -105,12 +117,11 @@ float *generation_close_for_outputs(void) {
   return outputs;
 }
 
-float *generation_cache_numbers(bool values, int64_t *per_entry, int64_t *width) {
+float *generation_cache_numbers(bool values, int64_t *n) {
   mha_tensor k, v;
   test_expect(mha_cache_view(run.cache, &k, &v, NULL), MHA_OK, NULL);
   const mha_tensor *t = values ? &v : &k;
-  *per_entry = t->batch_stride;
-  *width = t->row_stride;
+  *n = t->batch * t->batch_stride;
   return (float *)(uintptr_t)t->data;
 }
 
@@ -118,10 +129,11 @@ unsigned char *generation_cached_row(bool values, int64_t b, int64_t token) {
   mha_tensor k, v;
   test_expect(mha_cache_view(run.cache, &k, &v, NULL), MHA_OK, NULL);
   const mha_tensor *t = values ? &v : &k;
-  const int64_t row = run.plan.window ? token % run.plan.capacity : token;
+  int64_t row = -1;
+  mha_error error;
+  test_expect(mha_cache_row(run.cache, run.entries[b], token, &row, &error), MHA_OK, &error);
   assert_int_equal(t->element, run.plan.type);
-  return test_stored_at((unsigned char *)(uintptr_t)t->data, run.plan.type,
-                        run.entries[b] * t->batch_stride + row * t->row_stride);
+  return test_stored_at((unsigned char *)(uintptr_t)t->data, run.plan.type, row * t->row_stride);
 }
 
 void generation_renew_problem(void) {

@@ -27,6 +27,7 @@ typedef struct generation_plan {
   /* Of the cache. Where it is not float32, the judge attends to what the cache holds, which has to
    * be the projections rounded once. */
   int32_t type;
+  int64_t page_tokens; /* 0 = those of MHA_TEST_PAGE_TOKENS, or none */
 } generation_plan;
 
 /* A small layer for self attention, causal, with 21 tokens in each of two entries. */
@@ -64,8 +65,8 @@ float *generation_close_for_outputs(void);
 
 /* The options of the run's cache. */
 mha_cache_options generation_cache_options(void);
-/* The numbers of the cache, to be spoiled or compared. */
-float *generation_cache_numbers(bool values, int64_t *per_entry, int64_t *width);
+/* All float32 numbers of the cache, to be spoiled or compared. */
+float *generation_cache_numbers(bool values, int64_t *n);
 /* Where the row of a token of batch entry b begins, in a cache of any type. */
 unsigned char *generation_cached_row(bool values, int64_t b, int64_t token);
 

@@ -448,10 +448,11 @@ static void a_copied_entry_diverges(void **state) {
       run.length[1] = run.length[0];
       run.highest[1] = run.highest[0];
       for (int values = 0; values < 2; values++) {
-        size_t bytes = 0;
-        const unsigned char *numbers = all_numbers(values, &bytes);
-        const size_t used = bytes / 2 * (size_t)(ring ? 13 : 25) / (size_t)run.plan.capacity;
-        assert_memory_equal(numbers, numbers + bytes / 2, used);
+        const int64_t width = run.f.c.G * (values ? run.f.c.dv : run.f.c.d);
+        for (int64_t t = ring ? 25 - 13 : 0; t < 25; t++)
+          assert_memory_equal(generation_cached_row(values, 0, t),
+                              generation_cached_row(values, 1, t),
+                              mha_element_bytes(plan.type, width));
       }
       for (int64_t t = 0; t < 8; t++)
         generation_advance(1, NULL);
@@ -487,6 +488,7 @@ static void reserve(int64_t queries) {
   shape.query_length = queries;
   shape.key_length = run.plan.capacity;
   shape.cached = 1;
+  shape.cache_page_tokens = generation_cache_options().page_tokens;
   shape.cache_type = (int32_t)run.plan.type;
   test_expect(mha_context_reserve(run.context, run.weights, &shape, &error), MHA_OK, &error);
 }

@@ -483,6 +483,7 @@ static void new_keys_take_no_memory(void **state) {
       shape.query_length = 1;
       shape.key_length = 64;
       shape.cached = 1;
+      shape.cache_page_tokens = generation_cache_options().page_tokens;
       test_expect(mha_context_reserve(plain.context, plain.weights, &shape, NULL), MHA_OK, NULL);
       const int64_t calls = plain.allocator.calls;
       mha_forward_args args = plain_args(1, keys);

@@ -23,9 +23,9 @@ static void b17_unwritten_rows_change_no_bit(void **state) {
       plan.c.want = 0;
       generation_open(&plan);
       for (int values = 0; values < 2; values++) {
-        int64_t per_entry = 0, width = 0;
-        float *numbers = generation_cache_numbers(values, &per_entry, &width);
-        for (int64_t at = 0; at < 2 * per_entry; at++)
+        int64_t n_numbers = 0;
+        float *numbers = generation_cache_numbers(values, &n_numbers);
+        for (int64_t at = 0; at < n_numbers; at++)
           numbers[at] = fillings[fill];
       }
       free(generation_advance_for_bits(261, NULL));
@@ -44,10 +44,7 @@ static void b17_unwritten_rows_change_no_bit(void **state) {
 
 /* Puts a number into the row of keys or values that a token has in the cache. */
 static void spoil_token(int64_t token, bool value, float number) {
-  int64_t per_entry = 0, width = 0;
-  float *numbers = generation_cache_numbers(value, &per_entry, &width);
-  const int64_t row = run.plan.window ? token % run.plan.capacity : token;
-  numbers[row * width] = number; /* head 0, element 0, of entry 0 */
+  memcpy(generation_cached_row(value, 0, token), &number, sizeof number); /* head 0, element 0 */
 }
 
 /* NaN and infinity in a key or value: queries that a window keeps from it keep every bit, those

@@ -18,9 +18,9 @@ static void expect_refused(generation_step *s, mha_status expected, const char *
   int64_t bytes[2];
   mha_error error;
   for (int values = 0; values < 2; values++) {
-    int64_t per_entry = 0, width = 0;
-    const float *numbers = generation_cache_numbers(values, &per_entry, &width);
-    bytes[values] = (run.plan.entries ? run.plan.entries : c->B) * per_entry * 4;
+    int64_t n = 0;
+    const float *numbers = generation_cache_numbers(values, &n);
+    bytes[values] = n * 4;
     twins[values] = test_allocate((size_t)bytes[values], 1);
     memcpy(twins[values], numbers, (size_t)bytes[values]);
   }
@@ -30,9 +30,8 @@ static void expect_refused(generation_step *s, mha_status expected, const char *
   if (!strstr(error.message, word) || !strstr(error.message, "; rule: "))
     test_failed("the message does not name %s: \"%s\"", word, error.message);
   for (int values = 0; values < 2; values++) {
-    int64_t per_entry = 0, width = 0;
-    assert_memory_equal(generation_cache_numbers(values, &per_entry, &width), twins[values],
-                        (size_t)bytes[values]);
+    int64_t n = 0;
+    assert_memory_equal(generation_cache_numbers(values, &n), twins[values], (size_t)bytes[values]);
     free(twins[values]);
   }
   for (int64_t b = 0; b < c->B; b++) {
@@ -181,17 +180,17 @@ static expected spoil_mode(generation_step *s, spoiled what) {
 }
 
 static expected spoil_arrays(generation_step *s, spoiled what) {
-  int64_t per_entry = 0, width = 0;
+  int64_t n = 0;
   mha_forward_args *a = &s->args;
   switch (what) {
   case NO_OUTPUT:
     a->output = NULL;
     return (expected){MHA_ERROR_NULL, "output"};
   case OUTPUT_IN_CACHE:
-    a->output = generation_cache_numbers(true, &per_entry, &width);
+    a->output = generation_cache_numbers(true, &n);
     return (expected){MHA_ERROR_OVERLAP, "cache"};
   case INPUT_IN_CACHE:
-    a->query = generation_cache_numbers(false, &per_entry, &width);
+    a->query = generation_cache_numbers(false, &n);
     return (expected){MHA_ERROR_OVERLAP, "cache"};
   case OUTPUT_OVER_COUNTS:
     a->new_lengths = test_pool_bytes(&s->pool, 2048);
@@ -399,6 +398,7 @@ static void reserve(int64_t queries, int64_t capacity) {
   mha_error error;
   MHA_INIT(&shape);
   shape.cached = 1;
+  shape.cache_page_tokens = generation_cache_options().page_tokens;
   shape.batch = run.f.c.B;
   shape.query_length = queries;
   shape.key_length = capacity;
