@@ -182,7 +182,7 @@ static mha_status check_ring_window(const mha_visibility *v, mha_error *error) {
 
 /* Where a call only attends, its alignment may still put a query beside keys of long ago. */
 static mha_status check_present(const mha_visibility *v, mha_error *error) {
-  for (int64_t b = 0; v->cached->ring && b < v->B; b++) {
+  for (int64_t b = 0; v->cached->ring && v->Lq > 0 && b < v->B; b++) {
     const int64_t i = first_seeing_query(v, b);
     const mha_range seen = mha_visible_keys(v, b, i);
     if (!mha_range_is_empty(seen) && seen.begin < mha_present_keys(v, b).begin)

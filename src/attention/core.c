@@ -84,9 +84,9 @@ float *mha_core_output(const mha_core *core, int64_t b, int64_t h, int64_t i) {
 
 bool mha_core_serves(const mha_core *core, int64_t b) {
   const mha_visibility *v = &core->visibility;
+  const int64_t keys = mha_min(mha_key_count(v, b), mha_key_span(v)); /* a ring has no more */
   return core->pass == MHA_PASS_ALL ||
-         mha_cut_entry_is_few(mha_query_count(v, b), mha_key_count(v, b)) ==
-             (core->pass == MHA_PASS_FEW);
+         mha_cut_entry_is_few(mha_query_count(v, b), keys) == (core->pass == MHA_PASS_FEW);
 }
 
 int64_t mha_core_few_queries(const mha_core *core, int64_t b) {
