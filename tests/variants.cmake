@@ -109,7 +109,7 @@ if(has_xsmm)
   set_tests_properties(types_xsmm stored_xsmm cache_types_xsmm
                        PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
   foreach(path IN ITEMS
-          runtime/threads cache/generation cache/generation_bits cache/generation_limits
+          runtime/threads cache/generation cache/generation_bits cache/generation_limits cache/batching
           cache/cache_types attention/attend attention/stored attention/dropout
           attention/attend_backward layer/backward layer/forward layer/rope layer/types
           api/faults api/fixed_answers api/properties api/backward_properties)

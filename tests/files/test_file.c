@@ -41,16 +41,19 @@ static void make_file(void) {
       float *data = made.matrices[layer][part];
       test_fill_normal(&random, data, E * E, 0.3);
       (void)snprintf(made.names[n], sizeof made.names[n], "l%d.%s", layer, parts[part]);
-      tensors[n] = (mha_tensor_to_write){made.names[n], 2, {E, E}, data, E, MHA_F32};
+      tensors[n] = (mha_tensor_to_write){made.names[n], 2, {E, E}, data, E, MHA_F32, NULL};
       n++;
     }
   (void)snprintf(made.names[n], sizeof made.names[n], "l1.bias_k");
-  tensors[n] = (mha_tensor_to_write){made.names[n], 1, {E, 0}, made.matrices[1][0], 0, MHA_F32};
+  tensors[n] =
+      (mha_tensor_to_write){made.names[n], 1, {E, 0}, made.matrices[1][0], 0, MHA_F32, NULL};
   n++;
   (void)snprintf(made.names[n], sizeof made.names[n], "embedding");
-  tensors[n] = (mha_tensor_to_write){made.names[n], 2, {2, 3}, made.matrices[0][0], 3, MHA_F32};
+  tensors[n] =
+      (mha_tensor_to_write){made.names[n], 2, {2, 3}, made.matrices[0][0], 3, MHA_F32, NULL};
   n++;
-  test_expect(mha_safetensors_write("three.st", tensors, n, &error), MHA_OK, &error);
+  const mha_file_to_write file = {.tensors = tensors, .n = n};
+  test_expect(mha_safetensors_write("three.st", &file, &error), MHA_OK, &error);
 }
 
 static void read_file(void) {
