@@ -60,7 +60,9 @@ static void set_pages(mha_cache_options *o) {
                     : given              ? strtoll(given, NULL, 10)
                                          : 0;
   o->page_tokens = T;
-  o->n_pages = T > 0 ? 2 * o->n_entries * ((o->capacity + T - 1) / T) : 0;
+  o->n_pages = T > 0 ? run.plan.n_pages : 0;
+  if (T > 0 && o->n_pages == 0)
+    o->n_pages = 2 * o->n_entries * ((o->capacity + T - 1) / T);
 }
 
 mha_cache_options generation_cache_options(void) {

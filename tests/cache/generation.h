@@ -28,6 +28,7 @@ typedef struct generation_plan {
    * be the projections rounded once. */
   int32_t type;
   int64_t page_tokens; /* 0 = those of MHA_TEST_PAGE_TOKENS, or none */
+  int64_t n_pages;     /* 0 = as many as may be needed */
 } generation_plan;
 
 /* A small layer for self attention, causal, with 21 tokens in each of two entries. */
