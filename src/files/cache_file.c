@@ -189,10 +189,11 @@ static mha_status take_tensor(const entry_file *f, const mha_raw_tensor *tensor,
   const char *type = blocks ? "U8" : mha_element_name(f->type);
   char shape[128];
   int64_t extent = size;
-  bool fits = strcmp(tensor->type, type) == 0 && tensor->rank == 3 &&
-              tensor->shape[1] == f->n_kv_heads && size % mha_element_block(f->type) == 0;
+  bool fits = size % mha_element_block(f->type) == 0;
   if (fits && blocks)
     fits = mha_element_extent(f->type, size, &extent);
+  fits = fits && strcmp(tensor->type, type) == 0 && tensor->rank == 3 &&
+         tensor->shape[1] == f->n_kv_heads;
   if (!fits || tensor->shape[2] != extent)
     return mha_fail(error, MHA_ERROR_FORMAT,
                     "%s: tensor \"%s\" is %s %s; rule: by the metadata %s (tokens, %lld, %lld)",

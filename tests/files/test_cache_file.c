@@ -1,0 +1,447 @@
+/* Entries of a cache as files: there and back in every type and kind of cache, hostile files, a
+ * full disk. What becomes of random operations is tests/cache/test_pages.c's. */
+#include "folder.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* ---- Caches with numbers ----------------------------------------------------------------------
+ */
+
+enum { G = 2, D = 32, DV = 64, N = 3 };
+
+typedef struct cache_kind {
+  int64_t capacity, page_tokens, n_pages, window, rollback;
+} cache_kind;
+
+static const cache_kind kinds[] = {
+    {.capacity = 60},
+    {.capacity = 47},
+    {.page_tokens = 16, .n_pages = 20},
+    {.page_tokens = 32, .n_pages = 9, .capacity = 50},
+    {.capacity = 60, .window = 30, .rollback = 4},
+    {.capacity = 50, .window = 20, .rollback = 9},
+    {.page_tokens = 16, .n_pages = 20, .capacity = 52, .window = 25},
+};
+
+static const int32_t types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_Q8_0};
+
+static mha_cache_options options_of(const cache_kind *kind, int32_t type) {
+  mha_cache_options o;
+  MHA_INIT(&o);
+  o.n_entries = N;
+  o.capacity = kind->capacity;
+  o.n_kv_heads = G;
+  o.head_size = D;
+  o.value_head_size = DV;
+  o.window = kind->window;
+  o.rollback = kind->rollback;
+  o.page_tokens = kind->page_tokens;
+  o.n_pages = kind->n_pages;
+  o.type = type;
+  return o;
+}
+
+static mha_cache *make_cache(const cache_kind *kind, int32_t type) {
+  const mha_cache_options o = options_of(kind, type);
+  mha_cache *cache = NULL;
+  mha_error error;
+  test_expect(mha_cache_create(&o, &cache, &error), MHA_OK, &error);
+  return cache;
+}
+
+/* One token after the other, random numbers. */
+static void fill(mha_cache *cache, int64_t entry, int64_t n, uint64_t seed) {
+  float k[G * D], v[G * DV];
+  const mha_tensor keys = {k, 1, 1, G, D, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor values = {v, 1, 1, G, DV, 0, 0, 0, 0, MHA_F32, 0};
+  test_random random;
+  mha_error error;
+  test_random_seed(&random, seed);
+  for (int64_t t = 0; t < n; t++) {
+    test_fill_normal(&random, k, G * D, 1.0);
+    test_fill_normal(&random, v, G * DV, 1.0);
+    test_expect(mha_cache_append(cache, &keys, &values, &entry, NULL, &error), MHA_OK, &error);
+  }
+}
+
+static const unsigned char *row_at(const mha_cache *cache, int64_t entry, int64_t token, bool value,
+                                   size_t *bytes) {
+  mha_tensor k, v;
+  int64_t row = -1;
+  mha_error error;
+  test_expect(mha_cache_view(cache, &k, &v, &error), MHA_OK, &error);
+  test_expect(mha_cache_row(cache, entry, token, &row, &error), MHA_OK, &error);
+  const mha_tensor *t = value ? &v : &k;
+  *bytes = mha_element_bytes(t->element, t->row_stride);
+  return (const unsigned char *)t->data + (size_t)row * *bytes;
+}
+
+static int64_t length_of(const mha_cache *cache, int64_t entry) {
+  int64_t length = -1;
+  mha_error error;
+  test_expect(mha_cache_length(cache, entry, &length, &error), MHA_OK, &error);
+  return length;
+}
+
+static int64_t first_of(const mha_cache *cache, int64_t entry) {
+  int64_t first = 0, row = 0;
+  const int64_t length = length_of(cache, entry);
+  while (first < length && mha_cache_row(cache, entry, first, &row, NULL))
+    first++;
+  return first;
+}
+
+/* Entry f of `to` has the bytes of entry e of `from`. */
+static void same_rows(const mha_cache *to, int64_t f, const mha_cache *from, int64_t e) {
+  assert_int_equal(length_of(to, f), length_of(from, e));
+  for (int64_t t = first_of(to, f); t < length_of(to, f); t++)
+    for (int value = 0; value < 2; value++) {
+      size_t bytes = 0;
+      const unsigned char *expected = row_at(from, e, t, value, &bytes);
+      assert_memory_equal(row_at(to, f, t, value, &bytes), expected, bytes);
+    }
+}
+
+/* ---- There and back ---------------------------------------------------------------------------
+ */
+
+/* Whether an entry of n tokens of a kind of cache may become one of another kind. */
+static bool goes(const cache_kind *from, const cache_kind *to, int64_t n) {
+  const int64_t first = from->window && n > from->capacity ? n - from->capacity : 0;
+  if (to->window == 0)
+    return first == 0 && (to->capacity == 0 || n <= to->capacity);
+  return first <= (n > to->window ? n - to->window + 1 : 0);
+}
+
+static void from_every_kind_to_every_kind(void **state) {
+  (void)state;
+  for (size_t t = 0; t < COUNT(types); t++)
+    for (size_t i = 0; i < COUNT(kinds); i++)
+      for (size_t j = 0; j < COUNT(kinds); j++)
+        for (int64_t n = 0; n <= 140; n += n < 40 ? 19 : 46) {
+          mha_error error;
+          if (!kinds[i].window && kinds[i].capacity && n > kinds[i].capacity)
+            continue;
+          test_note("type %d, kind %zu to %zu, %lld tokens", types[t], i, j, (long long)n);
+          mha_cache *from = make_cache(&kinds[i], types[t]);
+          mha_cache *to = make_cache(&kinds[j], types[t]);
+          fill(from, 1, n, 5);
+          fill(to, 2, 17, 6);
+          fill(to, 0, 3, 7);
+          test_expect(mha_cache_save(from, 1, "entry", &error), MHA_OK, &error);
+          assert_int_equal(test_files_in("."), 1);
+          const bool may = goes(&kinds[i], &kinds[j], n);
+          test_expect(mha_cache_load("entry", to, 2, &error), may ? MHA_OK : MHA_ERROR_LENGTH,
+                      &error);
+          if (may)
+            same_rows(to, 2, from, 1);
+          else
+            assert_int_equal(length_of(to, 2), 17);
+          assert_int_equal(length_of(to, 0), 3);
+          mha_cache_destroy(from);
+          mha_cache_destroy(to);
+        }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+/* A float32 file becomes what appending the same rows makes. */
+static void float32_is_rounded(void **state) {
+  (void)state;
+  for (size_t t = 1; t < COUNT(types); t++) {
+    mha_cache *from = make_cache(&kinds[0], MHA_F32);
+    mha_cache *to = make_cache(&kinds[2], types[t]);
+    mha_error error;
+    fill(from, 0, 30, 9);
+    fill(to, 0, 30, 9);
+    test_expect(mha_cache_save(from, 0, "entry", &error), MHA_OK, &error);
+    test_expect(mha_cache_load("entry", to, 1, &error), MHA_OK, &error);
+    same_rows(to, 1, to, 0);
+    test_expect(mha_cache_save(to, 1, "entry", &error), MHA_OK, &error);
+    test_expect(mha_cache_load("entry", from, 1, &error), MHA_ERROR_UNSUPPORTED, &error);
+    assert_int_equal(length_of(from, 1), 0);
+    mha_cache_destroy(from);
+    mha_cache_destroy(to);
+  }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+/* ---- Files by hand ----------------------------------------------------------------------------
+ */
+
+/* A header and zeros behind it. */
+static void put_header(const char *header, size_t n_bytes) {
+  const size_t n = strlen(header);
+  unsigned char *file = test_allocate(8 + n + n_bytes, 1);
+  for (size_t i = 0; i < 8; i++)
+    file[i] = (unsigned char)((uint64_t)n >> 8 * i & 0xFF);
+  memcpy(file + 8, header, n);
+  test_put_file("entry", file, 8 + n + n_bytes);
+  free(file);
+}
+
+#define META(version, type, length, g, d, dv)                                                      \
+  "\"__metadata__\":{\"libmha.cache\":\"" version "\",\"type\":\"" type "\",\"length\":\"" length  \
+  "\",\"n_kv_heads\":\"" g "\",\"head_size\":\"" d "\",\"value_head_size\":\"" dv "\"}"
+#define TENSOR(name, type, shape, begin, end)                                                      \
+  ",\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]" \
+  "}"
+#define GOOD_META META("1", "F32", "3", "2", "32", "64")
+#define GOOD_K    TENSOR("k", "F32", "[3,2,32]", "0", "768")
+#define GOOD_V    TENSOR("v", "F32", "[3,2,64]", "768", "2304")
+
+typedef struct bad_file {
+  const char *header;
+  size_t n_bytes;
+  mha_status status;
+  const char *fragment;
+} bad_file;
+
+static const bad_file bad_files[] = {
+    {"{" GOOD_META GOOD_K GOOD_V "}", 2304, MHA_OK, ""},
+    {"{" META("2", "F32", "3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "libmha.cache \"2\"; rule: this version reads \"1\""},
+    {"{" META("1", "F64", "3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "type \"F64\"; rule: F32, F16, BF16 or Q8_0"},
+    {"{" META("1", "F16", "3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "tensor \"k\" is F32 (3, 2, 32); rule: by the metadata F16 (tokens, 2, 32)"},
+    {"{" META("1", "F32", "-3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "length \"-3\"; rule: a count of 0 or more"},
+    {"{" META("1", "F32", "", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "length \"\""},
+    {"{" META("1", "F32", "3 ", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "length \"3 \""},
+    {"{" META("1", "F32", "0x3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "length \"0x3\""},
+    {"{" META("1", "F32", "9223372036854775808", "2", "32", "64") GOOD_K GOOD_V "}", 2304,
+     MHA_ERROR_FORMAT, "length \"9223372036854775808\""},
+    {"{" META("1", "F32", "2", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "has 3 keys, 3 values and length 2; rule: as many keys as values, at most the length"},
+    {"{" META("1", "F32", "9223372036854775807", "2", "32", "64") GOOD_K GOOD_V "}", 2304,
+     MHA_ERROR_LENGTH, "has 9223372036854775807 tokens"},
+    {"{" META("1", "F32", "4", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_LENGTH,
+     "has 4 tokens of which those before 1 are gone; rule: only a ring has dropped any"},
+    {"{" META("1", "F32", "3", "0", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "n_kv_heads \"0\"; rule: a count of 1 or more"},
+    {"{" META("1", "F32", "3", "4", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "(tokens, 4, 32)"},
+    {"{" META("1", "F32", "3", "2", "31", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "(tokens, 2, 31)"},
+    {"{" META("1", "Q8_0", "3", "2", "32", "64") GOOD_K GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "rule: by the metadata U8 (tokens, 2, 34)"},
+    {"{" META("1", "F32", "3", "1", "64", "128") TENSOR("k", "F32", "[3,1,64]", "0", "768")
+         TENSOR("v", "F32", "[3,1,128]", "768", "2304") "}",
+     2304, MHA_ERROR_SIZE, "has G = 1, d = 64, dv = 128; rule: as the cache, 2, 32, 64"},
+    {"{" GOOD_META GOOD_K "}", 768, MHA_ERROR_FORMAT, "has 1 tensors; rule: k and v, and no other"},
+    {"{" GOOD_META GOOD_K TENSOR("w", "F32", "[3,2,64]", "768", "2304") "}", 2304, MHA_ERROR_FORMAT,
+     "has 2 tensors; rule: k and v"},
+    {"{" GOOD_META GOOD_K GOOD_V TENSOR("w", "F32", "[1]", "2304", "2308") "}", 2308,
+     MHA_ERROR_FORMAT, "has 3 tensors"},
+    {"{" GOOD_META GOOD_K TENSOR("v", "F32", "[1,2,64]", "768", "1280") "}", 1280, MHA_ERROR_FORMAT,
+     "has 3 keys, 1 values"},
+    {"{" GOOD_META TENSOR("k", "F32", "[6,32]", "0", "768") GOOD_V "}", 2304, MHA_ERROR_FORMAT,
+     "tensor \"k\" is F32 (6, 32)"},
+    {"{" GOOD_META GOOD_K GOOD_V "}", 2300, MHA_ERROR_FORMAT, "4 too few"},
+    {"{" GOOD_META GOOD_K GOOD_V "}", 2305, MHA_ERROR_FORMAT, "1 bytes follow the last tensor"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, MHA_ERROR_FORMAT,
+     "has no libmha.cache in its metadata; rule: a file of mha_cache_save has"},
+    {"{" META("1", "F32", "0", "2", "32", "64") TENSOR("k", "F32", "[0,2,32]", "0", "0")
+         TENSOR("v", "F32", "[0,2,64]", "0", "0") "}",
+     0, MHA_OK, ""},
+};
+
+static void hostile_files(void **state) {
+  (void)state;
+  for (size_t i = 0; i < COUNT(bad_files); i++) {
+    mha_cache *cache = make_cache(&kinds[2], MHA_F32);
+    mha_cache *before = make_cache(&kinds[2], MHA_F32);
+    mha_error error;
+    test_note("file %zu", i);
+    memset(&error, 0xA5, sizeof error);
+    fill(cache, 1, 21, 3);
+    fill(before, 1, 21, 3);
+    put_header(bad_files[i].header, bad_files[i].n_bytes);
+    test_expect(mha_cache_load("entry", cache, 1, &error), bad_files[i].status, &error);
+    if (!strstr(error.message, bad_files[i].fragment))
+      test_failed("\"%s\" lacks \"%s\"", error.message, bad_files[i].fragment);
+    if (bad_files[i].status)
+      same_rows(cache, 1, before, 1);
+    mha_cache_destroy(cache);
+    mha_cache_destroy(before);
+  }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+/* ---- Files that are cut or changed ------------------------------------------------------------
+ */
+
+static unsigned char *read_entry(size_t *n) {
+  FILE *file = fopen("entry", "rb");
+  unsigned char *bytes = test_allocate(1 << 20, 1);
+  assert_non_null(file);
+  *n = fread(bytes, 1, 1 << 20, file);
+  assert_int_equal(fclose(file), 0);
+  return bytes;
+}
+
+/* Whatever comes of it, the entry holds what it held, or what the file says. */
+static void try_bytes(mha_cache *cache, const mha_cache *before, const unsigned char *bytes,
+                      size_t n) {
+  mha_error error;
+  test_put_file("entry", bytes, n);
+  if (mha_cache_load("entry", cache, 1, &error)) {
+    same_rows(cache, 1, before, 1);
+    return;
+  }
+  test_expect(mha_cache_reset(cache, 1, &error), MHA_OK, &error);
+  fill(cache, 1, 21, 3);
+}
+
+static void cut_and_changed_files(void **state) {
+  (void)state;
+  for (size_t t = 0; t < COUNT(types); t += 3) {
+    mha_cache *cache = make_cache(&kinds[2], types[t]);
+    mha_cache *before = make_cache(&kinds[2], types[t]);
+    mha_error error;
+    test_random random;
+    size_t n = 0;
+    test_random_seed(&random, 17);
+    fill(cache, 1, 21, 3);
+    fill(before, 1, 21, 3);
+    fill(before, 0, 2, 4);
+    test_expect(mha_cache_save(before, 0, "entry", &error), MHA_OK, &error);
+    unsigned char *bytes = read_entry(&n);
+    unsigned char *copy = test_allocate(n, 1);
+    for (size_t cut = 0; cut < n; cut += cut < 500 ? 1 : 37) {
+      test_put_file("entry", bytes, cut);
+      if (!mha_cache_load("entry", cache, 1, &error))
+        test_failed("%zu of %zu bytes were loaded", cut, n);
+      same_rows(cache, 1, before, 1);
+    }
+    for (int i = 0; i < (test_small() ? 300 : 5000); i++) {
+      memcpy(copy, bytes, n);
+      for (int64_t k = test_random_range(&random, 1, 4); k > 0; k--)
+        copy[test_random_range(&random, 0, 400)] = (unsigned char)test_random_bits(&random);
+      try_bytes(cache, before, copy, n);
+    }
+    free(bytes);
+    free(copy);
+    mha_cache_destroy(cache);
+    mha_cache_destroy(before);
+  }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+/* ---- What goes wrong outside ------------------------------------------------------------------
+ */
+
+/* The old file stays, no other is left, the cache is as it was. */
+static void a_full_disk(void **state) {
+  static const rlim_t limits[] = {0, 100, 3000, 7000};
+  struct rlimit before;
+  mha_error error;
+  size_t n_old = 0, n = 0;
+  (void)state;
+  mha_cache *cache = make_cache(&kinds[2], MHA_F32);
+  fill(cache, 0, 2, 1);
+  fill(cache, 1, 40, 2);
+  test_expect(mha_cache_save(cache, 0, "entry", &error), MHA_OK, &error);
+  unsigned char *old = read_entry(&n_old);
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (size_t i = 0; i < COUNT(limits); i++) {
+    struct rlimit limit = before;
+    limit.rlim_cur = limits[i];
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const mha_status status = mha_cache_save(cache, 1, "entry", &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    test_expect(status, MHA_ERROR_IO, &error);
+    assert_int_equal(test_files_in("."), 1);
+    unsigned char *now = read_entry(&n);
+    assert_int_equal(n, n_old);
+    assert_memory_equal(now, old, n);
+    free(now);
+    assert_int_equal(length_of(cache, 1), 40);
+    fill(cache, 2, 1, 1); /* nobody is left inside */
+    test_expect(mha_cache_reset(cache, 2, &error), MHA_OK, &error);
+  }
+  free(old);
+  mha_cache_destroy(cache);
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+static void arguments_that_are_wrong(void **state) {
+  mha_error error;
+  (void)state;
+  mha_cache *cache = make_cache(&kinds[0], MHA_F32);
+  test_expect(mha_cache_save(NULL, 0, "entry", &error), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_save(cache, 0, NULL, &error), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_save(cache, N, "entry", &error), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_save(cache, -1, "entry", &error), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_save(cache, 0, "absent/entry", &error), MHA_ERROR_IO, &error);
+  test_expect(mha_cache_load(NULL, cache, 0, &error), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_load("entry", NULL, 0, &error), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_load("entry", cache, N, &error), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_load("entry", cache, 0, &error), MHA_ERROR_IO, &error);
+  test_expect(mha_cache_load(".", cache, 0, &error), MHA_ERROR_IO, &error);
+  assert_int_equal(test_files_in("."), 0);
+  mha_cache_destroy(cache);
+}
+
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
+
+static void allocations_that_fail(void **state) {
+  mha_status status = MHA_ERROR_MEMORY;
+  mha_error error;
+  (void)state;
+  for (int64_t n = 1; status; n++) {
+    test_allocator allocator;
+    mha_cache *cache = NULL;
+    mha_cache_options o = options_of(&kinds[2], MHA_F32);
+    test_allocator_init(&allocator);
+    o.allocator = &allocator.mha;
+    test_expect(mha_cache_create(&o, &cache, &error), MHA_OK, &error);
+    fill(cache, 0, 30, 1);
+    test_expect(mha_cache_save(cache, 0, "entry", &error), MHA_OK, &error);
+    allocator.fail_at = allocator.calls + n;
+    status = mha_cache_load("entry", cache, 1, &error);
+    test_expect(status, status ? MHA_ERROR_MEMORY : MHA_OK, &error);
+    assert_int_equal(length_of(cache, 1), status ? 0 : 30);
+    assert_true(n < 10);
+    assert_true(status || n > 1);
+    mha_cache_destroy(cache);
+    test_allocator_check(&allocator);
+  }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
+/* ---- A folder to work in ----------------------------------------------------------------------
+ */
+
+static int enter_folder(void **state) {
+  (void)state;
+  return test_folder_enter("test_cache_file");
+}
+
+static int leave_folder(void **state) {
+  (void)state;
+  return test_folder_leave();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(from_every_kind_to_every_kind),
+      cmocka_unit_test(float32_is_rounded),
+      cmocka_unit_test(hostile_files),
+      cmocka_unit_test(cut_and_changed_files),
+      cmocka_unit_test(a_full_disk),
+      cmocka_unit_test(arguments_that_are_wrong),
+      cmocka_unit_test(allocations_that_fail),
+  };
+  return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+}
