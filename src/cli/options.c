@@ -120,6 +120,9 @@ static const mha_option_row table[MHA_N_OPTIONS] = {
         {MHA_F32, MHA_Q8_0},
         "what keys and values are rounded to in the cache; q8_0 needs head sizes that are "
         "multiples of 32 (default f32)"},
+    [MHA_OPTION_CACHE_PAGES] = {"--cache-pages", "T", MHA_KIND_INTEGER, RUN, false,
+        {0, INT32_MAX},
+        "tokens of a page of the cache, a power of two from 16 on; 0 = no pages (default 0)"},
     [MHA_OPTION_TRACE] = {"--trace", NULL, MHA_KIND_FLAG, DEMO | RUN, false, {0, 0},
         "print name, shape and strides of each step"},
     [MHA_OPTION_THREADS] = {"--threads", "N", MHA_KIND_INTEGER, RUN, false, {0, 1024},
@@ -138,9 +141,9 @@ static const struct {
     {MHA_OPTION_ROPE_COS, MHA_OPTION_ROPE},      {MHA_OPTION_VALUE, MHA_OPTION_KEY},
     {MHA_OPTION_STAGE, MHA_OPTION_ATTN_WEIGHTS}, {MHA_OPTION_LABELS, MHA_OPTION_SVG},
     {MHA_OPTION_STEPS, MHA_OPTION_CAUSAL},       {MHA_OPTION_CACHE_TYPE, MHA_OPTION_STEPS},
-    {MHA_OPTION_KV_HEADS, MHA_OPTION_HEADS},     {MHA_OPTION_SEED, MHA_OPTION_DROPOUT},
-    {MHA_OPTION_CALL, MHA_OPTION_DROPOUT},       {MHA_OPTION_BACKWARD, MHA_OPTION_GRADIENTS},
-    {MHA_OPTION_GRADIENTS, MHA_OPTION_BACKWARD}};
+    {MHA_OPTION_CACHE_PAGES, MHA_OPTION_STEPS},  {MHA_OPTION_KV_HEADS, MHA_OPTION_HEADS},
+    {MHA_OPTION_SEED, MHA_OPTION_DROPOUT},       {MHA_OPTION_CALL, MHA_OPTION_DROPOUT},
+    {MHA_OPTION_BACKWARD, MHA_OPTION_GRADIENTS}, {MHA_OPTION_GRADIENTS, MHA_OPTION_BACKWARD}};
 
 /* ---- Words ----------------------------------------------------------------------------------- */
 

@@ -308,9 +308,10 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
 }
 
 static mha_status compute(run *r, mha_error *error) {
+  const mha_steps_cache cache = {option(r, MHA_OPTION_CACHE_TYPE)->element,
+                                 option(r, MHA_OPTION_CACHE_PAGES)->integer};
   if (option(r, MHA_OPTION_STEPS)->given)
-    return mha_forward_by_steps(r->context, r->weights, &r->config,
-                                option(r, MHA_OPTION_CACHE_TYPE)->element, &r->args, error);
+    return mha_forward_by_steps(r->context, r->weights, &r->config, &cache, &r->args, error);
   const mha_status status = mha_forward(r->context, r->weights, &r->args, error);
   return status ? status
                 : mha_gradients_compute(r->context, r->weights, &r->args, &r->gradients, error);

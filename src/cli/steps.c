@@ -12,7 +12,7 @@
 typedef struct steps {
   const mha_forward_args *whole;
   mha_cache *cache;
-  int32_t cache_type; /* mha_element */
+  mha_steps_cache how;
   int64_t n_heads;
   int64_t query_width, output_width;
   float *weights; /* [B][H][1][t+1] of step t */
@@ -120,7 +120,10 @@ static mha_status create_cache(steps *s, const mha_config *config, mha_error *er
   options.n_kv_heads = config->n_kv_heads;
   options.head_size = config->head_size;
   options.value_head_size = config->value_head_size;
-  options.type = s->cache_type;
+  options.type = s->how.type;
+  options.page_tokens = s->how.page_tokens;
+  if (options.page_tokens > 0) /* as many as all tokens take; what is no such size is refused */
+    options.n_pages = options.n_entries * mha_divide_up(options.capacity, options.page_tokens);
   return mha_cache_create(&options, &s->cache, error);
 }
 
@@ -151,11 +154,11 @@ static mha_status prepare(steps *s, const mha_config *config, mha_error *error) 
 }
 
 mha_status mha_forward_by_steps(mha_context *context, const mha_weights *weights,
-                                const mha_config *config, int32_t cache_type,
+                                const mha_config *config, const mha_steps_cache *cache,
                                 const mha_forward_args *args, mha_error *error) {
   const mha_allocator memory = mha_memory_allocator(NULL);
   steps s = {.whole = args,
-             .cache_type = cache_type,
+             .how = *cache,
              .n_heads = config->n_heads,
              .query_width = config->query_width,
              .output_width = config->output_width};

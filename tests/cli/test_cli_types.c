@@ -158,6 +158,27 @@ static void caches_round_to_their_type(void **state) {
   assert_int_equal(unlink("long.safetensors") + unlink("long_x.npy"), 0);
 }
 
+/* Pages change nothing of a short sequence: a step has the same products. */
+static void caches_in_pages_are_the_same(void **state) {
+  static const int64_t shape[] = {LONG_L, LONG_E};
+  static const char *const names[] = {"f32", "bf16", "q8_0"};
+  (void)state;
+  put_positive_layer();
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    RUN_WELL(LONG_STEPS, "--cache-type", names[i], "--cache-pages", "0");
+    mha_npy_array expected = command_take("y.npy");
+    RUN_WELL(LONG_STEPS, "--cache-type", names[i], "--cache-pages", "16");
+    mha_npy_array got = command_take("y.npy");
+    command_check_shape(&got, 2, shape);
+    for (int64_t k = 0; k < LONG_L * LONG_E; k++)
+      test_near("output", (double)((const float *)got.data)[k],
+                (double)((const float *)expected.data)[k], 1e-6);
+    mha_npy_array_release(&got);
+    mha_npy_array_release(&expected);
+  }
+  assert_int_equal(unlink("long.safetensors") + unlink("long_x.npy"), 0);
+}
+
 /* ---- convert --------------------------------------------------------------------------------- */
 
 #define CONVERT_ODD "convert", "w", "out.st", "--prefix", "a.", "--heads", "4", "--kv-heads", "2"
@@ -276,6 +297,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kept_types_give_the_same_numbers),
       cmocka_unit_test(caches_round_to_their_type),
+      cmocka_unit_test(caches_in_pages_are_the_same),
       cmocka_unit_test(convert_writes_what_the_library_writes),
       cmocka_unit_test(run_takes_what_convert_writes),
       cmocka_unit_test(convert_needs_no_epsilon),
