@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes corpus/npy, corpus/safetensors and corpus/gguf: good_... is accepted by the reader, bad_... refused.
+"""Writes corpus/npy, corpus/safetensors, corpus/cache and corpus/gguf: good_... is accepted by the reader, bad_... refused.
 
     tests/fuzz/make_corpus.py
 """
@@ -287,6 +287,43 @@ def one_tensor(shape=(1,), kind=0, offset=0, data=bytes(32), name="w"):
     return raw_gguf([described(name, shape, kind, offset)], (), data)
 
 
+# ---- entries of a cache ----
+
+
+def entry(n=3, length=None, kind="F32", size=32, extra=None, **changes):
+    """A file of mha_cache_save: n tokens of one head."""
+    metadata = {"libmha.cache": "1", "type": kind, "length": str(n if length is None else length),
+                "n_kv_heads": "1", "head_size": str(size), "value_head_size": str(size)}
+    metadata.update(changes)
+    dtype, row = {"F32": ("F32", size * 4), "F16": ("F16", size * 2), "BF16": ("BF16", size * 2),
+                  "Q8_0": ("U8", size // 32 * 34)}[kind]
+    width = row if dtype == "U8" else size
+    header = {"__metadata__": metadata, "k": tensor([n, 1, width], 0, n * row, dtype),
+              "v": tensor([n, 1, width], n * row, 2 * n * row, dtype)}
+    header.update(extra or {})
+    return safetensors(header, bytes(2 * n * row))
+
+
+CACHE = {
+    "good_entry": entry(),
+    "good_empty": entry(0),
+    "good_blocks": entry(2, kind="Q8_0"),
+    "good_ring": entry(30, length=1000),
+    "good_long_past": entry(30, length=2**62),
+    "bad_halves": entry(kind="F16"),
+    "bad_version": entry(**{"libmha.cache": "2"}),
+    "bad_type": entry(type="I8"),
+    "bad_length": entry(length=2),
+    "bad_length_text": entry(length="3x"),
+    "bad_length_overflow": entry(length=2**63),
+    "bad_gone": entry(3, length=1000),
+    "bad_heads": entry(n_kv_heads="2"),
+    "bad_size": entry(size=64),
+    "bad_third": entry(extra={"w": tensor([0], 0, 0)}),
+    "bad_no_metadata": safetensors({"k": tensor([1, 1, 32], 0, 128), "v": tensor([1, 1, 32], 128, 256)}, bytes(256)),
+}
+
+
 GGUF = {
     "good_nothing_in_it": raw_gguf(),
     "good_llama_q8_0": gguf(block("blk.0.", 8), model()),
@@ -361,3 +398,4 @@ if __name__ == "__main__":
     write("gguf", GGUF)
     write("npy", NPY)
     write("safetensors", SAFETENSORS)
+    write("cache", CACHE)

@@ -54,8 +54,36 @@ static void check_lengths(const mha_cache *cache, const int64_t *expected, int64
   }
 }
 
+/* Every token lies in the memory, and two entries share a row of a page or none. */
+static void check_places(const fuzz_cache *c, const mha_tensor *t) {
+  int64_t n_free = -1;
+  FUZZ_CHECK(mha_cache_page_count(c->cache, 0, NULL, NULL, NULL, &n_free, NULL) == MHA_OK);
+  FUZZ_CHECK(n_free >= 0 && n_free <= c->sizes.n_pages);
+  for (int64_t e = 0; e < c->sizes.n_entries; e++)
+    for (int64_t i = 0; i < c->lengths[e]; i++) {
+      int64_t row = -1;
+      const mha_status status = mha_cache_row(c->cache, e, i, &row, NULL);
+      FUZZ_CHECK(status == MHA_OK || (c->sizes.window > 0 && status == MHA_ERROR_LENGTH));
+      FUZZ_CHECK(status || (row >= 0 && row < t->batch * t->length));
+    }
+}
+
+/* Tokens are as they were: what is in pages that nobody has does not matter. */
+static void check_tokens(const fuzz_cache *c, const mha_tensor *now, const char *before) {
+  for (int64_t e = 0; e < c->sizes.n_entries; e++)
+    for (int64_t i = 0; i < c->lengths[e]; i++) {
+      int64_t row = -1;
+      if (mha_cache_row(c->cache, e, i, &row, NULL))
+        continue; /* a ring has dropped it */
+      const size_t at = (size_t)row * row_bytes(now);
+      FUZZ_CHECK(memcmp((const char *)now->data + at, before + at, row_bytes(now)) == 0);
+    }
+}
+
 /* Rows that are not touched are as they were. */
 static void check_rows(const fuzz_cache *c, const mha_tensor *now, const char *before) {
+  if (c->sizes.page_tokens > 0)
+    return; /* entries have no rows of their own */
   for (int64_t e = 0; e < now->batch; e++)
     for (int64_t i = 0; i < now->length; i++) {
       const size_t at = (size_t)(e * now->length + i) * row_bytes(now);
@@ -73,6 +101,11 @@ void fuzz_caches_check_untouched(fuzz_session *session) {
       continue;
     view(c->cache, &k, &v);
     check_lengths(c->cache, c->lengths, c->sizes.n_entries);
+    check_places(c, &k);
+    check_tokens(c, &k, c->keys_before);
+    check_tokens(c, &v, c->values_before);
+    if (c->sizes.page_tokens > 0)
+      continue;
     FUZZ_CHECK(memcmp(k.data, c->keys_before, all_bytes(&k)) == 0);
     FUZZ_CHECK(memcmp(v.data, c->values_before, all_bytes(&v)) == 0);
   }
@@ -87,6 +120,7 @@ static void check_changed(fuzz_cache *c) {
   memcpy(c->highest, c->next_highest, sizeof c->highest);
   check_lengths(c->cache, c->lengths, c->sizes.n_entries);
   check_lengths(c->twin, c->lengths, c->sizes.n_entries);
+  check_places(c, &k[0]);
   check_rows(c, &k[0], c->keys_before);
   check_rows(c, &v[0], c->values_before);
   FUZZ_CHECK(memcmp(k[0].data, k[1].data, all_bytes(&k[0])) == 0);
@@ -171,7 +205,10 @@ static void spoil_options(cache_trial *t, mha_cache_options *o) {
   const int64_t kind = fuzz_read(r, 0, 9);
   fuzz_trial_refuse(&t->trial, true);
   if (kind < 7)
-    *sizes[kind] = kind < (o->weights ? 2 : 4) && fuzz_read_one_in(r, 3) ? 0 : fuzz_read_no_size(r);
+    *sizes[kind] =
+        kind < (o->weights ? 2 : 4) && (kind != 1 || o->page_tokens == 0) && fuzz_read_one_in(r, 3)
+            ? 0
+            : fuzz_read_no_size(r);
   else if (kind == 7)
     t->options = fuzz_trial_struct(&t->trial, o, sizeof *o, true);
   else if (kind == 8)
@@ -191,7 +228,8 @@ static void keep_cache(cache_trial *t, fuzz_cache *c, const mha_cache_options *s
   c->sizes = *sizes;
   c->sizes.weights = NULL;
   view(c->cache, &k, &v);
-  FUZZ_CHECK(k.batch == sizes->n_entries && k.length == sizes->capacity);
+  FUZZ_CHECK(k.batch == (sizes->n_pages ? sizes->n_pages : sizes->n_entries));
+  FUZZ_CHECK(k.length == (sizes->page_tokens ? sizes->page_tokens : sizes->capacity));
   FUZZ_CHECK(k.heads == sizes->n_kv_heads && v.heads == k.heads);
   FUZZ_CHECK(k.size == sizes->head_size && v.size == sizes->value_head_size);
   FUZZ_CHECK(k.element == sizes->type && v.element == sizes->type);
@@ -210,6 +248,10 @@ void fuzz_make_cache(fuzz_session *session) {
   choose_sizes(&t.trial, &o);
   /* from what is read already: the inputs there are keep their meaning */
   o.type = (int32_t)((o.capacity + o.n_entries) % (MHA_BF16 + 1));
+  if ((o.capacity + 2 * o.n_entries) % 3 == 0) { /* so many that none is wanting */
+    o.page_tokens = 16;
+    o.n_pages = 2 * o.n_entries * ((o.capacity + 15) / 16);
+  }
   const mha_cache_options sizes = o;
   leave_out(r, &o);
   const mha_allocator home = session->home.mha;

@@ -497,6 +497,7 @@ static void reserve(fuzz_forward *t) {
   shape.packed = t->rules.to.packed;
   shape.cached = t->cache != NULL;
   shape.cache_type = t->cache ? t->cache->sizes.type : MHA_F32;
+  shape.cache_page_tokens = t->cache ? t->cache->sizes.page_tokens : 0;
   shape.batch = a->batch;
   shape.query_length = a->query_length > t->rows || !t->cache ? a->query_length : t->rows;
   shape.key_length = t->cache ? t->cache->sizes.capacity : t->rows;

@@ -324,6 +324,8 @@ static bool spoil_company(fuzz_trial *t, fuzz_rules *r) {
   memset(zeros, 0, (size_t)(r->to.B + 1) * sizeof *zeros);
   switch (fuzz_read(t->reader, 0, 3)) {
   case 0:
+    if (r->to.append_only) /* with a key they may stand alone */
+      return false;
     r->rules.key_starts = zeros;
     return !r->to.packed;
   case 1:
