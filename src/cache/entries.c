@@ -27,15 +27,20 @@ static mha_status enter_entry(mha_cache *cache, int64_t entry, const char *name,
   return status ? status : mha_cache_enter(cache, true, error);
 }
 
+/* Enters to tell something of one entry, which goes to `into`. */
+static mha_status enter_to_tell(const mha_cache *cache, int64_t entry, const int64_t *into,
+                                const char *name, mha_error *error) {
+  mha_status status = mha_require(into, name, error);
+  if (!status)
+    status = check_entry(cache, entry, "entry", error);
+  return status ? status : mha_cache_enter_to_read(cache, error);
+}
+
 /* ---- what an entry holds ---- */
 
 mha_status mha_cache_length(const mha_cache *cache, int64_t entry, int64_t *length,
                             mha_error *error) {
-  mha_status status = mha_require(length, "length", error);
-  if (!status)
-    status = check_entry(cache, entry, "entry", error);
-  if (!status)
-    status = mha_cache_enter_to_read(cache, error);
+  const mha_status status = enter_to_tell(cache, entry, length, "length", error);
   if (status)
     return status;
   *length = cache->lengths[entry];
@@ -63,11 +68,7 @@ int64_t mha_cache_token(const mha_cache *cache, int64_t entry, int64_t token, co
 
 mha_status mha_cache_row(const mha_cache *cache, int64_t entry, int64_t token, int64_t *row,
                          mha_error *error) {
-  mha_status status = mha_require(row, "row", error);
-  if (!status)
-    status = check_entry(cache, entry, "entry", error);
-  if (!status)
-    status = mha_cache_enter_to_read(cache, error);
+  mha_status status = enter_to_tell(cache, entry, row, "row", error);
   if (status)
     return status;
   const mha_cache_rows rows = mha_cache_describe_rows(cache);

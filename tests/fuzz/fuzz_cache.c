@@ -2,6 +2,7 @@
  * was or holds what the file says, and goes on working. */
 #define _XOPEN_SOURCE 700
 #include "fuzz.h"
+#include "header.h"
 
 #include "mha.h"
 
@@ -12,7 +13,7 @@
 
 bool fuzz_accepted;
 
-enum { LENGTH_BYTES = 8, G = 1, D = 32, BEFORE = 20, N_CACHES = 3 };
+enum { G = 1, D = 32, BEFORE = 20, N_CACHES = 3 };
 
 /* ---- a file of its own, removed as soon as it is not needed ---- */
 
@@ -104,27 +105,14 @@ static bool use_bytes(const char *path, const uint8_t *data, size_t size) {
   return accepted;
 }
 
-/* The same bytes with a length that ends the header at their last '}', see fuzz_safetensors.c. */
-static void use_with_another_length(const char *path, const uint8_t *data, size_t size) {
-  size_t end = size;
-  while (end > LENGTH_BYTES && data[end - 1] != '}')
-    end--;
-  if (end <= LENGTH_BYTES)
-    return;
-  uint8_t *copy = malloc(size);
-  FUZZ_CHECK(copy);
-  memcpy(copy, data, size);
-  for (int i = 0; i < LENGTH_BYTES; i++)
-    copy[i] = (uint8_t)((uint64_t)(end - LENGTH_BYTES) >> 8 * i);
-  (void)use_bytes(path, copy, size);
-  free(copy);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   char path[64];
   (void)snprintf(path, sizeof path, "fuzz_cache.%ld", (long)getpid());
   fuzz_accepted = use_bytes(path, data, size);
-  use_with_another_length(path, data, size);
+  uint8_t *copy = fuzz_end_header(data, size);
+  if (copy)
+    (void)use_bytes(path, copy, size);
+  free(copy);
   FUZZ_CHECK(unlink(path) == 0);
   return 0;
 }

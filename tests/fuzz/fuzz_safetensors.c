@@ -1,5 +1,6 @@
 /* Fuzz target: the reader of safetensors, and all that is done with what it accepts. */
 #include "fuzz.h"
+#include "header.h"
 #include "weights_file.h"
 
 #include "files/safetensors.h"
@@ -9,8 +10,6 @@
 #include <string.h>
 
 bool fuzz_accepted;
-
-enum { LENGTH_BYTES = 8 };
 
 /* Returns whether the file was accepted. */
 static bool use(const uint8_t *data, size_t size) {
@@ -36,26 +35,11 @@ static bool use(const uint8_t *data, size_t size) {
   return status == MHA_OK;
 }
 
-/* The same bytes with a length that ends the header at their last '}': a mutation of the text is
- * not lost because its length has changed. */
-static void use_with_another_length(const uint8_t *data, size_t size) {
-  size_t end = size;
-  while (end > LENGTH_BYTES && data[end - 1] != '}')
-    end--;
-  if (end <= LENGTH_BYTES)
-    return;
-  uint8_t *copy = malloc(size);
-  FUZZ_CHECK(copy);
-  memcpy(copy, data, size);
-  for (int i = 0; i < LENGTH_BYTES; i++)
-    copy[i] = (uint8_t)((uint64_t)(end - LENGTH_BYTES) >> 8 * i);
-  if (memcmp(copy, data, LENGTH_BYTES) != 0)
-    (void)use(copy, size);
-  free(copy);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_accepted = use(data, size);
-  use_with_another_length(data, size);
+  uint8_t *copy = fuzz_end_header(data, size);
+  if (copy)
+    (void)use(copy, size);
+  free(copy);
   return 0;
 }
