@@ -193,7 +193,7 @@ static mha_status grow(mha_cache *cache, int64_t capacity, mha_error *error) {
     return MHA_OK;
   o.capacity = capacity;
   const mha_status status = make_numbers(&o, &cache->allocator, "capacity", &grown, error);
-  if (status)
+  if (!grown.memory)
     return status;
   mha_cache_rows to = from;
   to.capacity = to.page_rows = capacity;

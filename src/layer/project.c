@@ -59,7 +59,7 @@ enum { PIECE_ROWS = 64 };
 enum { MOST_PARTS = 4 };
 
 /* Panels that a page has to have for rows to be projected straight into it, if they are many. */
-#define PAGE_PANELS 4
+#define PAGE_PANELS INT64_C(4)
 
 /* How one projection is cut: `runs` runs of at most run_rows rows, or one row into parts. */
 typedef struct cut {
