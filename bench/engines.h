@@ -44,6 +44,11 @@ extern const bench_engine bench_xsmm;              /* the same with MHA_ENGINE_X
 extern const bench_engine bench_composed_backward; /* composed forth and back, probabilities kept */
 extern const bench_engine bench_libmha_backward;   /* mha_forward with a tape and mha_backward */
 
+/* mha_forward over a cache: the first without pages, then pages of 16, 64 and 256 tokens anywhere
+ * in their pool, then in order. */
+#define BENCH_N_PAGES 7
+extern const bench_engine bench_pages[BENCH_N_PAGES];
+
 /* y = x·W + b for `rows` rows of x [rows][E], through one sgemm; which is 0 to 3, and the rows of
  * y are `y_stride` numbers apart. */
 void bench_project(const bench_problem *problem, const bench_weights *weights, int which,

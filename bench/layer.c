@@ -55,7 +55,7 @@ bool bench_layer_create(const bench_problem *problem, const bench_weights *set,
   return bench_layer_report(status, &error);
 }
 
-static mha_tensor past_tokens(const bench_shape *shape, const float *rows) {
+mha_tensor bench_layer_past(const bench_shape *shape, const float *rows) {
   const int64_t size = shape->width / shape->heads;
   const int64_t row = shape->kv_heads * size;
   return (mha_tensor){.data = rows,
@@ -79,8 +79,8 @@ static bool create_cache(const layer_state *state, const bench_weights *set, mha
   options.n_kv_heads = shape->kv_heads;
   options.head_size = shape->width / shape->heads;
   options.type = state->type->cache;
-  const mha_tensor keys = past_tokens(shape, set->keys);
-  const mha_tensor values = past_tokens(shape, set->values);
+  const mha_tensor keys = bench_layer_past(shape, set->keys);
+  const mha_tensor values = bench_layer_past(shape, set->values);
   return bench_layer_report(mha_cache_create(&options, cache, &error), &error) &&
          bench_layer_report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
 }

@@ -14,6 +14,9 @@ bool bench_layer_report(mha_status status, const mha_error *error);
 bool bench_layer_create(const bench_problem *problem, const bench_weights *set,
                         const bench_type *type, uint32_t flags, mha_weights **layer);
 
+/* The past tokens of a cache among keys or values of a set, [B][past+Lq][G·d]. */
+mha_tensor bench_layer_past(const bench_shape *shape, const float *rows);
+
 /* The call of mha_forward, without a cache; args refers to rules. */
 void bench_layer_describe(const bench_problem *problem, mha_rules *rules, mha_forward_args *args);
 

@@ -222,15 +222,19 @@ static bool run_rounds(bench_measurement *measurement) {
 
 /* ---- engines ---- */
 
-/* Those of shapes without and with a cache, and those that go back. */
-static const bench_engine *const engines[3][BENCH_MAX_ENGINES] = {
+/* Those of shapes without and with a cache, those that go back, and those of pages. */
+static const bench_engine *const engines[4][BENCH_MAX_ENGINES] = {
     {&bench_sgemm, &bench_read, &bench_composed, &bench_libmha, &bench_xsmm},
     {&bench_sgemm, &bench_read, &bench_composed_cached, &bench_libmha, &bench_xsmm},
     {&bench_sgemm, &bench_composed_backward, &bench_libmha_backward},
+    {&bench_sgemm, &bench_pages[0], &bench_pages[1], &bench_pages[2], &bench_pages[3],
+     &bench_pages[4], &bench_pages[5], &bench_pages[6]},
 };
 
 static const bench_engine *const *engines_for(const bench_measurement *measurement) {
-  return engines[measurement->problem.options->backward ? 2 : measurement->problem.shape.past > 0];
+  const bench_options *options = measurement->problem.options;
+  const int of_shape = measurement->problem.shape.past > 0;
+  return engines[options->pages ? 3 : options->backward ? 2 : of_shape];
 }
 
 static bool takes_part(bench_measurement *measurement, const bench_engine *engine) {
@@ -320,7 +324,7 @@ static bool create_rows(bench_measurement *measurement) {
 static bool run_naive(bench_measurement *measurement) {
   const bench_options *options = measurement->problem.options;
   if (!bench_options_wants(options, "naive") || options->out_in || options->backward ||
-      measurement->problem.shape.past > 0)
+      options->pages || measurement->problem.shape.past > 0)
     return true;
   bench_progress("%s: naive", measurement->problem.shape.name);
   measurement->has_naive = true;

@@ -5,8 +5,8 @@
 #include "engines.h"
 #include "statistics.h"
 
-#define BENCH_MAX_ENGINES 5
-#define BENCH_MAX_ROWS    (2 * (BENCH_MAX_ENGINES + 2 * BENCH_MAX_TYPES) * BENCH_MAX_THREADS)
+#define BENCH_MAX_ENGINES 8
+#define BENCH_MAX_ROWS    (2 * BENCH_MAX_ENGINES * BENCH_MAX_TYPES * BENCH_MAX_THREADS)
 
 /* Largest allowed |difference| between two engines' outputs, in units of the largest |output|, and
  * between their gradients, in units of the largest |gradient| of the same input or matrix. Rounding

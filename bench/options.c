@@ -201,16 +201,28 @@ static bool complete_backward(bench_options *options) {
   return options->list.n > 0 || refuse("--backward", "given", "at least one shape of several rows");
 }
 
+/* What goes with --pages, which measures libmha alone. */
+static bool complete_pages(const bench_options *options) {
+  if (options->engines)
+    return refuse("--engines", options->engines, "not where --pages stands");
+  if (options->backward)
+    return refuse("--backward", "given", "not where --pages stands");
+  return !options->disturb || refuse("--disturb", "given", "not where --pages stands");
+}
+
 /* A check of the whole list: what options leave open, and --only last. */
 static bool complete(bench_options *options, bool quick) {
   bool good = true;
-  if (quick && options->list.n == 0)
+  if (options->pages && options->list.n == 0)
+    bench_shapes_add_pages(&options->list, quick);
+  else if (quick && options->list.n == 0)
     bench_shapes_add_quick(&options->list);
   else if (options->list.n == 0)
     good = bench_shapes_read(&options->list, MHA_BENCH_SHAPES);
   if (good && options->n_threads == 0)
     good = take_threads(options, "1,all");
   return good && (!only || bench_shapes_select(&options->list, only)) &&
+         (!options->pages || complete_pages(options)) &&
          (!options->backward || complete_backward(options));
 }
 
@@ -218,11 +230,13 @@ static bool take_flag(bench_options *options, const char *word) {
   const bool disturb = strcmp(word, "--disturb") == 0;
   const bool one_set = strcmp(word, "--one-set") == 0;
   const bool backward = strcmp(word, "--backward") == 0;
+  const bool pages = strcmp(word, "--pages") == 0;
   options->disturb = options->disturb || disturb;
   options->backward = options->backward || backward;
+  options->pages = options->pages || pages;
   if (one_set)
     options->rotation_bytes = 0;
-  return disturb || one_set || backward;
+  return disturb || one_set || backward || pages;
 }
 
 bool bench_options_parse(int argc, char **argv, bench_options *options) {
@@ -265,6 +279,9 @@ void bench_options_help(void) {
       "  --disturb           measure libmha and xsmm also while another process spins on one CPU\n"
       "  --backward          the way back: gradients of everything by composed and libmha, beside\n"
       "                      their forward passes; another table, of the shapes of several rows\n"
+      "  --pages             caches with and without pages: prompts into an empty cache, rows that "
+      "come\n"
+      "                      to a full one; another table, and shapes of its own\n"
       "  --json FILE         also write JSON lines\n"
       "  --quick             tiny shapes, a second in all: a test of the bench, no measurement\n"
       "\n"

@@ -28,6 +28,7 @@ typedef struct bench_options {
   bool out_in;           /* matrices lie [out][in] */
   bool disturb;          /* libmha and xsmm once more, beside another process on one of the CPUs */
   bool backward;         /* the way back too: a table of its own, of composed and libmha */
+  bool pages;            /* caches with and without pages: a table of its own */
   bool help;
 } bench_options;
 

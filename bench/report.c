@@ -185,8 +185,8 @@ void bench_report_table_head(FILE *file, const bench_options *options) {
     fprintf(file, " %d", options->threads[i]);
   fputs(".\n", file);
   blas_line(file);
-  if (options->backward) {
-    bench_report_backward_head(file, options);
+  if (options->backward || options->pages) {
+    (options->pages ? bench_report_pages_head : bench_report_backward_head)(file, options);
     return;
   }
   fprintf(file,
@@ -227,6 +227,8 @@ void bench_report_table(FILE *file, const bench_measurement *measurement) {
   const char *shape = measurement->problem.shape.name;
   if (measurement->problem.options->backward)
     bench_report_backward_lines(file, measurement);
+  else if (measurement->problem.options->pages)
+    bench_report_pages_lines(file, measurement);
   else
     table_lines(file, measurement);
   if (measurement->others_percent > QUIET_PERCENT)
@@ -357,6 +359,8 @@ static void json_lines(FILE *file, const bench_measurement *measurement) {
 void bench_report_json(FILE *file, const bench_measurement *measurement) {
   if (measurement->problem.options->backward)
     bench_report_backward_json(file, measurement);
+  else if (measurement->problem.options->pages)
+    bench_report_pages_json(file, measurement);
   else
     json_lines(file, measurement);
   fflush(file);

@@ -9,11 +9,13 @@
 /* Machine, BLAS, statistic, what 100 percent is, and the columns' names. */
 void bench_report_table_head(FILE *file, const bench_options *options);
 
-/* One line per engine and thread count. With --backward both have other columns. */
+/* One line per engine and thread count. With --backward or --pages both have other
+ * columns. */
 void bench_report_table(FILE *file, const bench_measurement *measurement);
 
 /* JSON lines: first {"record":"machine", …}, then {"record":"row", …} for each line of the table,
- * with --backward {"record":"backward", …}.
+ * with --backward {"record":"backward", …}, with --pages
+ * {"record":"pages", …}.
  * Times are seconds, null stands for what does not apply. */
 void bench_report_json_head(FILE *file, const bench_options *options);
 void bench_report_json(FILE *file, const bench_measurement *measurement);

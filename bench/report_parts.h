@@ -22,6 +22,11 @@ void bench_json_number(FILE *file, const char *key, double value); /* null if no
 void bench_json_integer(FILE *file, const char *key, int64_t value);
 void bench_json_shape(FILE *file, const bench_shape *shape);
 
+/* The table and the JSON lines of --pages. */
+void bench_report_pages_head(FILE *file, const bench_options *options);
+void bench_report_pages_lines(FILE *file, const bench_measurement *measurement);
+void bench_report_pages_json(FILE *file, const bench_measurement *measurement);
+
 /* The table and the JSON lines of --backward. */
 void bench_report_backward_head(FILE *file, const bench_options *options);
 void bench_report_backward_lines(FILE *file, const bench_measurement *measurement);

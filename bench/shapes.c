@@ -131,6 +131,27 @@ void bench_shapes_add_quick(bench_shape_list *list) {
     list->shapes[list->n++] = quick[i];
 }
 
+void bench_shapes_add_pages(bench_shape_list *list, bool quick) {
+  static const bench_shape shapes[] = {
+      {"prefill512", 1, 512, 0, 768, 12, 12, true, BENCH_PLAIN},
+      {"prefill1k", 1, 1024, 0, 768, 12, 12, true, BENCH_PLAIN},
+      {"prefill2k", 1, 2048, 0, 768, 12, 12, true, BENCH_PLAIN},
+      {"prefill1k_gqa", 1, 1024, 0, 768, 12, 3, true, BENCH_PLAIN},
+      {"chunk64", 1, 64, 1984, 768, 12, 12, true, BENCH_PLAIN},
+      {"decode2000", 1, 1, 2000, 768, 12, 12, true, BENCH_PLAIN},
+      {"decode2000_gqa", 1, 1, 2000, 768, 12, 3, true, BENCH_PLAIN},
+  };
+  static const bench_shape quick_shapes[] = {
+      {"quick-prefill", 2, 70, 0, 32, 4, 2, true, BENCH_PLAIN},
+      {"quick-chunk", 2, 5, 300, 32, 4, 4, true, BENCH_PLAIN},
+      {"quick-decode", 3, 1, 37, 32, 4, 2, true, BENCH_PLAIN},
+  };
+  const size_t n_quick = sizeof quick_shapes / sizeof quick_shapes[0];
+  const size_t n = quick ? n_quick : sizeof shapes / sizeof shapes[0];
+  for (size_t i = 0; i < n; i++)
+    list->shapes[list->n++] = quick ? quick_shapes[i] : shapes[i];
+}
+
 static int find(const bench_shape_list *list, const char *name) {
   for (int i = 0; i < list->n; i++)
     if (strcmp(list->shapes[i].name, name) == 0)

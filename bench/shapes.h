@@ -18,10 +18,11 @@ typedef struct bench_shape {
   char name[24];    /* letters, digits, '_', '-', '.' */
   int64_t batch;    /* B */
   int64_t length;   /* Lq */
-  int64_t past;     /* tokens already in a cache: Lk = past + Lq; above 0 only with Lq = 1 */
+  int64_t past;     /* tokens already in a cache: Lk = past + Lq; above 0 only with Lq = 1,
+                       but for --pages */
   int64_t width;    /* Eq = Ek = Ev = Eo */
   int64_t heads;    /* H, d = dv = width / H */
-  int64_t kv_heads; /* G; fewer than H only where past is above 0 */
+  int64_t kv_heads; /* G; fewer than H only where past is above 0, but for --pages */
   bool causal;
   bench_kind kind; /* other than plain only without past */
 } bench_shape;
@@ -41,6 +42,9 @@ bool bench_shapes_read(bench_shape_list *list, const char *path);
 
 /* Appends the tiny shapes of --quick: each path of the bench, in milliseconds. */
 void bench_shapes_add_quick(bench_shape_list *list);
+
+/* Appends the shapes of --pages: prompts into an empty cache, and rows that come to a full one. */
+void bench_shapes_add_pages(bench_shape_list *list, bool quick);
 
 /* Keeps the shapes whose names stand in the comma-separated `names`. False after a message if one
  * of the names is no shape. */
