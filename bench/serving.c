@@ -150,6 +150,17 @@ static int64_t choose_pages(const traffic_options *t) {
   return (wanted > pages ? wanted : pages) + pages;
 }
 
+/* Otherwise a sequence might wait for ever. */
+static bool require_pages(const traffic_options *t) {
+  const int64_t least = traffic_least_pages(t);
+  if (t->n_pages < least)
+    fprintf(stderr,
+            "mha-bench-serving: --pages is %lld; rule: at least %lld, for the prefix and one "
+            "sequence of the longest\n",
+            (long long)t->n_pages, (long long)least);
+  return t->n_pages >= least;
+}
+
 static bool parse(int argc, char **argv, serving_options *o) {
   *o = defaults();
   for (int i = 1; i < argc; i++) {
@@ -167,7 +178,7 @@ static bool parse(int argc, char **argv, serving_options *o) {
   }
   if (o->traffic.n_pages == 0)
     o->traffic.n_pages = choose_pages(&o->traffic);
-  return true;
+  return o->help || require_pages(&o->traffic);
 }
 
 /* ---- the rounds ---- */
@@ -267,24 +278,33 @@ static void report(const serving_options *o, const server_layer *layer, const me
       server_bytes(layer, (t->sequences + 1) * traffic_longest(t)) / 0x1p20);
 }
 
-static bool report_json(const serving_options *o, const measured *m) {
+static bool report_json(const serving_options *o, const server_layer *layer, const measured *m) {
   FILE *file = fopen(o->json, "w");
   if (!file) {
     perror(o->json);
     return false;
   }
+  const traffic_options *t = &o->traffic;
+  char core[64];
+  bench_machine_build_info("blas_core", core, sizeof core);
   for (int way = 0; way < SERVER_WAYS; way++) {
     const server_result *r = &m->results[way];
     const bench_summary speed = tokens_per_second(o, m, way);
     const bench_summary times = ratio(o, m, way);
-    fprintf(
-        file,
-        "{\"way\":\"%s\",\"threads\":%lld,\"width\":%lld,\"sequences\":%lld,\"rows\":%lld,"
-        "\"generated\":%lld,\"tokens_per_second\":%.6g,\"spread_percent\":%.3g,"
-        "\"times_one_by_one\":%.4g,\"pages_highest\":%lld,\"pages_mean\":%.4g,\"waits\":%lld}\n",
-        ways[way].name, (long long)o->threads, (long long)o->width, (long long)o->traffic.sequences,
-        (long long)r->rows, (long long)r->tokens, speed.median, bench_spread(&speed), times.median,
-        (long long)r->pages_highest, r->pages_mean, (long long)r->waits);
+    fprintf(file,
+            "{\"way\":\"%s\",\"threads\":%lld,\"width\":%lld,\"sequences\":%lld,\"rows\":%lld,"
+            "\"generated\":%lld,\"tokens_per_second\":%.6g,\"spread_percent\":%.3g,"
+            "\"times_one_by_one\":%.4g,\"iqr\":%.3g,\"pages_highest\":%lld,\"pages_mean\":%.4g,"
+            "\"waits\":%lld,"
+            "\"page_tokens\":%lld,\"n_pages\":%lld,\"bytes_highest\":%.0f,\"bytes_unpaged\":%.0f,"
+            "\"blas_core\":\"%s\"}\n",
+            ways[way].name, (long long)o->threads, (long long)o->width,
+            (long long)o->traffic.sequences, (long long)r->rows, (long long)r->tokens, speed.median,
+            bench_spread(&speed), times.median, times.quartile3 - times.quartile1,
+            (long long)r->pages_highest, r->pages_mean, (long long)r->waits,
+            (long long)t->page_tokens, (long long)t->n_pages,
+            server_bytes(layer, r->pages_highest * t->page_tokens),
+            server_bytes(layer, (t->sequences + 1) * traffic_longest(t)), core);
   }
   const bool failed = ferror(file) != 0;
   return fclose(file) == 0 && !failed;
@@ -305,7 +325,7 @@ int main(int argc, char **argv) {
               measure(&o, &layer, &m);
   if (good)
     report(&o, &layer, &m);
-  good = good && (!o.json || report_json(&o, &m));
+  good = good && (!o.json || report_json(&o, &layer, &m));
   for (int way = 0; way < SERVER_WAYS; way++)
     free(m.results[way].last);
   server_layer_destroy(&layer);

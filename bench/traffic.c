@@ -32,6 +32,10 @@ static int64_t pages_of(const traffic_options *o, int64_t length, bool has_prefi
   return (length + o->page_tokens - 1) / o->page_tokens - shared;
 }
 
+int64_t traffic_least_pages(const traffic_options *o) {
+  return pages_of(o, o->prefix, false) + pages_of(o, traffic_longest(o), true);
+}
+
 void traffic_begin(traffic *t, const traffic_options *options) {
   memset(t, 0, sizeof *t);
   t->options = options;

@@ -50,6 +50,10 @@ void traffic_begin(traffic *t, const traffic_options *options);
 /* The next step; false when all sequences have left. */
 bool traffic_step(traffic *t);
 
+/* The fewest pages with which every sequence begins some day: those of the prefix, and those of one
+ * sequence of the most tokens. */
+int64_t traffic_least_pages(const traffic_options *options);
+
 /* The most tokens that a sequence may have. */
 int64_t traffic_longest(const traffic_options *options);
 
