@@ -77,7 +77,7 @@ endfunction()
 
 foreach(path IN ITEMS
         runtime/threads runtime/process runtime/backward_memory cache/generation cache/generation_bits
-        cache/generation_limits cache/batching cache/cache_types attention/attend attention/few attention/stored attention/dropout
+        cache/generation_limits cache/batching cache/serving cache/cache_types attention/attend attention/few attention/stored attention/dropout
         attention/attend_backward layer/backward layer/forward layer/rope layer/types api/faults api/fixed_answers api/properties
         api/backward_properties)
   mha_test_again(${path} mha_tiny)
@@ -88,7 +88,7 @@ set_tests_properties(few_tiny generation_tiny generation_bits_tiny generation_li
                      PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
 foreach(path IN ITEMS
         runtime/threads runtime/process cache/generation cache/generation_bits
-        cache/generation_limits cache/batching cache/cache_types attention/attend attention/few attention/stored attention/dropout
+        cache/generation_limits cache/batching cache/serving cache/cache_types attention/attend attention/few attention/stored attention/dropout
         attention/attend_backward layer/backward layer/forward layer/types api/properties api/backward_properties
         api/engines)
   mha_test_again(${path} mha_plain)
@@ -98,7 +98,7 @@ endforeach()
 if(has_xsmm)
   foreach(path IN ITEMS
           runtime/threads runtime/allocation_failure cache/generation
-          cache/generation_bits cache/generation_limits cache/batching cache/cache_types attention/attend
+          cache/generation_bits cache/generation_limits cache/batching cache/serving cache/cache_types attention/attend
           attention/few attention/stored attention/dropout attention/merge
           attention/attend_backward layer/backward layer/forward layer/norm layer/rope
           layer/types layer/convert api/faults api/fixed_answers api/properties api/backward_properties api/article
@@ -109,7 +109,7 @@ if(has_xsmm)
   set_tests_properties(types_xsmm stored_xsmm cache_types_xsmm
                        PROPERTIES ENVIRONMENT MHA_TEST_SMALL=1)
   foreach(path IN ITEMS
-          runtime/threads cache/generation cache/generation_bits cache/generation_limits cache/batching
+          runtime/threads cache/generation cache/generation_bits cache/generation_limits cache/batching cache/serving
           cache/cache_types attention/attend attention/stored attention/dropout
           attention/attend_backward layer/backward layer/forward layer/rope layer/types
           api/faults api/fixed_answers api/properties api/backward_properties)
