@@ -9,7 +9,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { ENTRIES = 5, TAIL = 2, MOST = 400 };
+enum { ENTRIES = 5, TAIL = 2, MOST = 400, RING_MOST = 70 }; /* tokens of a sequence in a call */
 
 /* ---- What is tried --------------------------------------------------------------------------- */
 
@@ -68,8 +68,8 @@ static void draw_cache(int64_t page_tokens, bool ring) {
   o->capacity = 2600;
   if (ring) {
     o->window = test_random_range(&s.random, 1, 90);
-    o->rollback = MOST;
-    o->capacity = o->window + 2 * MOST - 1 + test_random_range(&s.random, 0, 40);
+    o->rollback = RING_MOST; /* a call may be taken back */
+    o->capacity = o->window + 2 * RING_MOST - 1 + test_random_range(&s.random, 0, 40);
   }
   o->weights = s.weights;
   test_expect(mha_cache_create(o, &s.plain, NULL), MHA_OK, NULL);
@@ -191,8 +191,9 @@ typedef struct call {
 } call;
 
 static int64_t draw_count(void) {
-  static const int64_t most[] = {0, 1, 1, 1, 2, 8, 8, 70, MOST};
-  const int64_t n = most[test_random_range(&s.random, 0, COUNT(most) - 1)];
+  static const int64_t most[] = {0, 1, 1, 1, 2, 8, 8, RING_MOST, MOST};
+  const int64_t last = COUNT(most) - (s.options.window > 0 ? 2 : 1);
+  const int64_t n = most[test_random_range(&s.random, 0, last)];
   return n > 2 ? test_random_range(&s.random, 2, n) : n;
 }
 
@@ -396,8 +397,6 @@ static void try_attend(void) {
                          ? a.before[b]
                          : test_random_range(&s.random, 0, a.before[b] + n);
     }
-  } else if (a.rules.alignment == MHA_ALIGN_BOTTOM_RIGHT && s.f.c.rope != MHA_ROPE_NONE) {
-    a.args.query_position = 0; /* positions count from 0 at least: see below */
   }
   if (s.options.window == 0)
     spoil_free_rows();
@@ -453,7 +452,7 @@ static void serve(uint64_t seed, int32_t type, int64_t page_tokens, bool ring) {
             (long long)page_tokens, (int)ring);
   begin(seed, type, page_tokens, ring);
   spoil_free_rows();
-  for (int step = 0; step < 14; step++) {
+  for (int step = 0; step < (ring ? 50 : 14); step++) { /* a ring is to be full */
     const int64_t what = test_random_range(&s.random, 0, 7);
     if (what < 4)
       try_append(false);
@@ -469,7 +468,7 @@ static void serve(uint64_t seed, int32_t type, int64_t page_tokens, bool ring) {
 
 static void a_packed_call_is_one_for_each_sequence(void **state) {
   static const int32_t types[] = {MHA_F32, MHA_F16, MHA_BF16, MHA_Q8_0};
-  static const int64_t pages[] = {0, 16, 32, 64, 256};
+  static const int64_t pages[] = {0, 16, 32, 64, 256, 512, 1024};
   (void)state;
   test_keep_memory();
   const char *first = getenv("MHA_TEST_SEED");
