@@ -350,13 +350,17 @@ typedef enum spoiled {
   END_BEYOND,
   NEW_LENGTHS,
   QUERY_LENGTHS,
+  KEY_LENGTHS,
   MASK,
+  BIAS,
   WEIGHTS,
+  AVERAGE,
   NO_KEY_STARTS,
   NO_QUERY_STARTS,
   KEY_STARTS_ATTEND,
   TOO_MANY,
   ENTRY_TWICE,
+  ENTRY_BEYOND,
   N_SPOILED
 } spoiled;
 
@@ -369,18 +373,23 @@ static const struct {
     [END_BEYOND] = {MHA_ERROR_LENGTH, "rules.query_starts ends at"},
     [NEW_LENGTHS] = {MHA_ERROR_UNSUPPORTED, "args.new_lengths"},
     [QUERY_LENGTHS] = {MHA_ERROR_UNSUPPORTED, "rules.query_lengths"},
+    [KEY_LENGTHS] = {MHA_ERROR_UNSUPPORTED, "rules.key_lengths"},
     [MASK] = {MHA_ERROR_UNSUPPORTED, "rules.attend"},
+    [BIAS] = {MHA_ERROR_UNSUPPORTED, "rules.bias"},
     [WEIGHTS] = {MHA_ERROR_UNSUPPORTED, "results.weights"},
+    [AVERAGE] = {MHA_ERROR_UNSUPPORTED, "results.average"},
     [NO_KEY_STARTS] = {MHA_ERROR_NULL, "rules.key_starts"},
     [NO_QUERY_STARTS] = {MHA_ERROR_NULL, "rules.query_starts"},
     [KEY_STARTS_ATTEND] = {MHA_ERROR_VALUE, "rules.key_starts is given with MHA_CACHE_ATTEND"},
     [TOO_MANY] = {MHA_ERROR_LENGTH, "batch entry 1 brings 4 tokens"},
     [ENTRY_TWICE] = {MHA_ERROR_LENGTH, "cache_entries[1] is 0 a second time"},
+    [ENTRY_BEYOND] = {MHA_ERROR_LENGTH, "2"},
 };
 
 static void spoil(packed_call *p, spoiled what, int64_t *numbers) {
   static const uint8_t byte[1];
   static const int64_t twice[2];
+  static const float number[1];
   static float sink[1];
   switch (what) {
   case LATE_START:
@@ -398,11 +407,20 @@ static void spoil(packed_call *p, spoiled what, int64_t *numbers) {
   case QUERY_LENGTHS:
     p->rules.query_lengths = numbers;
     break;
+  case KEY_LENGTHS:
+    p->rules.key_lengths = numbers;
+    break;
   case MASK:
     p->rules.attend.data = byte;
     break;
+  case BIAS:
+    p->rules.bias.data = number;
+    break;
   case WEIGHTS:
     p->results.weights = sink;
+    break;
+  case AVERAGE:
+    p->results.average = sink;
     break;
   case NO_KEY_STARTS:
     p->args.key = p->args.query;
@@ -418,6 +436,11 @@ static void spoil(packed_call *p, spoiled what, int64_t *numbers) {
     break;
   case ENTRY_TWICE:
     p->args.cache_entries = twice;
+    p->args.expected_lengths = NULL;
+    break;
+  case ENTRY_BEYOND: /* without cache_entries there is one entry for each sequence, or none */
+    p->starts[3] = p->starts[2];
+    p->args.batch = 3;
     p->args.expected_lengths = NULL;
     break;
   default:
