@@ -53,7 +53,7 @@ static void choose_tensors(attend_trial *t, fuzz_rules_for *to) {
   to->B = fuzz_read_one_in(r, 8) ? 0 : fuzz_read(r, 1, 3);
   to->H = counts[fuzz_read(r, 0, 4)];
   to->Lq = choose_length(r);
-  to->Lk = choose_length(r);
+  to->key_rows = to->Lk = choose_length(r);
   const int64_t G = to->H % share == 0 ? to->H / share : 1;
   const int64_t d = sizes[fuzz_read(r, 0, 6)];
   const int64_t dv = fuzz_read_one_in(r, 3) ? sizes[fuzz_read(r, 0, 6)] : d;

@@ -56,7 +56,8 @@ static void choose_sizes(fuzz_forward *t) {
   a->query_length = fuzz_read_one_in(r, 8) ? 0 : choose_length(r);
   if (a->query_length > t->most_rows)
     a->query_length = t->most_rows;
-  t->rules.to.packed = !t->cache && fuzz_read_one_in(r, 4);
+  /* with a cache from what is read already: the inputs there are keep their meaning */
+  t->rules.to.packed = t->cache ? (a->batch + a->query_length) % 4 == 3 : fuzz_read_one_in(r, 4);
   t->entries = t->rules.to.packed ? 1 : a->batch;
 }
 
@@ -168,12 +169,29 @@ static void choose_arrays(fuzz_forward *t) {
 
 /* ---- cache ---- */
 
+/* Where packed sequences start, and so what each of them appends. */
+static void choose_cached_starts(fuzz_forward *t) {
+  const mha_forward_args *a = &t->args;
+  fuzz_rules_for *to = &t->rules.to;
+  to->query_starts = fuzz_choose_starts(&t->trial, a->batch, a->query_length);
+  to->key_starts = a->key ? fuzz_choose_starts(&t->trial, a->batch, t->rows) : NULL;
+  if (!appends(t))
+    return;
+  const int64_t *starts = a->key ? to->key_starts : to->query_starts;
+  t->arrivals = fuzz_pool_integers(&t->trial.pool, a->batch);
+  for (int64_t b = 0; b < a->batch; b++)
+    t->arrivals[b] = starts[b + 1] - starts[b];
+}
+
 static void choose_entries(fuzz_forward *t) {
   mha_forward_args *a = &t->args;
   if (!t->cache)
     return;
   t->to_entries = fuzz_choose_entries(&t->trial, t->cache, a->batch, appends(t));
-  t->counts = fuzz_choose_counts(&t->trial, a->batch, appends(t) ? t->rows : a->query_length);
+  if (t->rules.to.packed)
+    choose_cached_starts(t);
+  else
+    t->counts = fuzz_choose_counts(&t->trial, a->batch, appends(t) ? t->rows : a->query_length);
   if (fuzz_read_one_in(t->trial.reader, 4)) {
     t->expected = fuzz_pool_integers(&t->trial.pool, a->batch);
     for (int64_t b = 0; b < a->batch; b++)
@@ -183,12 +201,13 @@ static void choose_entries(fuzz_forward *t) {
   a->new_lengths = t->counts;
   a->expected_lengths = t->expected;
   if (appends(t) && t->trial.expect == FUZZ_SUCCESS)
-    fuzz_cache_expect_appends(&t->trial, t->cache, a->batch, t->rows, t->to_entries, t->counts);
+    fuzz_cache_expect_appends(&t->trial, t->cache, a->batch, t->rows, t->to_entries,
+                              t->arrivals ? t->arrivals : t->counts);
 }
 
 static int64_t length_after(const fuzz_forward *t, int64_t b) {
   const int64_t entry = t->to_entries ? t->to_entries[b] : b;
-  const int64_t new = t->counts ? t->counts[b] : t->rows;
+  const int64_t new = t->arrivals ? t->arrivals[b] : t->counts ? t->counts[b] : t->rows;
   return t->cache->lengths[entry] + (appends(t) ? new : 0);
 }
 
@@ -211,10 +230,13 @@ static void choose_rules(fuzz_forward *t) {
                              .H = t->layer->config.n_heads,
                              .Lq = t->args.query_length,
                              .Lk = visible_length(t),
+                             .key_rows = t->rows,
+                             .query_starts = t->rules.to.query_starts,
+                             .key_starts = t->rules.to.key_starts,
                              .packed = packed,
                              .cached = t->cache != NULL,
                              .append_only = !attends(t),
-                             .key_is_query = !t->args.key && !t->cache,
+                             .key_is_query = !t->args.key && (!t->cache || packed),
                              .window = t->cache ? t->cache->sizes.window : 0};
   fuzz_choose_rules(&t->trial, &t->rules, &to);
   /* a ring that has dropped keys, and any alignment */

@@ -27,6 +27,7 @@ typedef struct fuzz_forward {
   int64_t rows;        /* that are appended, or Lk */
   int64_t *to_entries; /* cache_entries, or NULL */
   int64_t *counts;     /* new_lengths, or NULL */
+  int64_t *arrivals;   /* packed with a cache: rows that each sequence appends, otherwise NULL */
   int64_t *expected;   /* expected_lengths, or NULL */
   bool no_context, no_args;
   bool no_twin; /* both runs use the cache itself */

@@ -9,8 +9,7 @@
 
 /* ---- lengths and sequences ---- */
 
-/* n + 1 starts within `rows` rows. */
-static int64_t *choose_starts(fuzz_trial *t, int64_t n, int64_t rows) {
+int64_t *fuzz_choose_starts(fuzz_trial *t, int64_t n, int64_t rows) {
   int64_t *starts = fuzz_pool_integers(&t->pool, n + 1);
   starts[0] = 0;
   for (int64_t b = 0; b < n; b++)
@@ -20,10 +19,13 @@ static int64_t *choose_starts(fuzz_trial *t, int64_t n, int64_t rows) {
 
 static void choose_lengths(fuzz_trial *t, fuzz_rules *r) {
   const fuzz_rules_for *to = &r->to;
-  if (to->packed) {
-    r->query_starts = choose_starts(t, to->B, to->Lq);
+  if (to->packed && to->cached) {
+    r->query_starts = to->query_starts;
+    r->key_starts = to->key_starts;
+  } else if (to->packed) {
+    r->query_starts = fuzz_choose_starts(t, to->B, to->Lq);
     if (!to->key_is_query || fuzz_read_one_in(t->reader, 3))
-      r->key_starts = choose_starts(t, to->B, to->Lk);
+      r->key_starts = fuzz_choose_starts(t, to->B, to->key_rows);
   } else if (!to->cached) {
     r->query_lengths = fuzz_choose_counts(t, to->B, to->Lq);
     r->key_lengths = fuzz_choose_counts(t, to->B, to->Lk);
@@ -271,7 +273,7 @@ static bool spoil_starts(fuzz_trial *t, const fuzz_rules *r) {
   if (fuzz_read_one_in(t->reader, 2))
     starts[0] = fuzz_read_one_in(t->reader, 2) ? 1 : fuzz_read_no_size(t->reader);
   else
-    starts[r->to.B] = out_of(t->reader, keys ? r->to.Lk : r->to.Lq);
+    starts[r->to.B] = out_of(t->reader, keys ? r->to.key_rows : r->to.Lq);
   return true;
 }
 
@@ -324,7 +326,7 @@ static bool spoil_company(fuzz_trial *t, fuzz_rules *r) {
   memset(zeros, 0, (size_t)(r->to.B + 1) * sizeof *zeros);
   switch (fuzz_read(t->reader, 0, 3)) {
   case 0:
-    if (r->to.append_only) /* with a key they may stand alone */
+    if (r->to.append_only || (r->to.packed && r->to.cached)) /* they say what is appended */
       return false;
     r->rules.key_starts = zeros;
     return !r->to.packed;

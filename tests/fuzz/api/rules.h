@@ -8,9 +8,13 @@
 /* The call that the rules are for. */
 typedef struct fuzz_rules_for {
   int64_t B, H, Lq, Lk; /* packed: B sequences in Lq and Lk rows */
+  int64_t key_rows;     /* packed: of the keys that are given */
+  /* packed with a cache: where sequences start in the rows, or NULL; chosen with the entries that
+   * they go to */
+  int64_t *query_starts, *key_starts;
   bool packed, cached;
   bool append_only;  /* nothing is attended to */
-  bool key_is_query; /* packed keys may then be left out */
+  bool key_is_query; /* packed key_starts may then be left out */
   int64_t window;    /* of a ring, otherwise 0 */
 } fuzz_rules_for;
 
@@ -25,6 +29,9 @@ typedef struct fuzz_rules {
   const mha_rules *given[2]; /* what the two runs get */
   const mha_results *wanted[2];
 } fuzz_rules;
+
+/* n + 1 starts within `rows` rows. */
+int64_t *fuzz_choose_starts(fuzz_trial *trial, int64_t n, int64_t rows);
 
 /* Chooses rules that hold, with results that only one of the runs may ask for. */
 void fuzz_choose_rules(fuzz_trial *trial, fuzz_rules *rules, const fuzz_rules_for *to);
