@@ -383,7 +383,7 @@ static const struct {
     [KEY_STARTS_ATTEND] = {MHA_ERROR_VALUE, "rules.key_starts is given with MHA_CACHE_ATTEND"},
     [TOO_MANY] = {MHA_ERROR_LENGTH, "batch entry 1 brings 4 tokens"},
     [ENTRY_TWICE] = {MHA_ERROR_LENGTH, "cache_entries[1] is 0 a second time"},
-    [ENTRY_BEYOND] = {MHA_ERROR_LENGTH, "2"},
+    [ENTRY_BEYOND] = {MHA_ERROR_LENGTH, "args.batch is 3 without args.cache_entries"},
 };
 
 static void spoil(packed_call *p, spoiled what, int64_t *numbers) {
