@@ -48,8 +48,7 @@ int32_t mha_pages_take(mha_pages *pages, int64_t entry, int64_t slot) {
   const int64_t place = place_of(pages, entry, slot);
   const int32_t before = pages->lists[place];
   const int32_t taken = pages->stack[--pages->n_free];
-  const bool last = before != MHA_NO_PAGE && --pages->users[before] == 0;
-  pages->changes[pages->n_changes++] = (mha_page_change){place, before, last};
+  pages->changes[pages->n_changes++] = (mha_page_change){place, before};
   pages->lists[place] = taken;
   pages->users[taken] = 1;
   return before;
@@ -63,8 +62,8 @@ static void give_back(mha_pages *pages, int32_t page) {
 /* All entries that shared a page may have left it in one call. */
 void mha_pages_keep(mha_pages *pages) {
   for (int64_t k = 0; k < pages->n_changes; k++)
-    if (pages->changes[k].last)
-      pages->stack[pages->n_free++] = pages->changes[k].before;
+    if (pages->changes[k].before != MHA_NO_PAGE)
+      give_back(pages, pages->changes[k].before);
   pages->n_changes = 0;
 }
 
@@ -73,8 +72,6 @@ void mha_pages_undo(mha_pages *pages) {
     const mha_page_change *change = &pages->changes[--pages->n_changes];
     give_back(pages, pages->lists[change->place]);
     pages->lists[change->place] = change->before;
-    if (change->before != MHA_NO_PAGE)
-      pages->users[change->before]++;
   }
 }
 

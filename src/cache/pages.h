@@ -8,7 +8,6 @@
 typedef struct mha_page_change {
   int64_t place; /* in the lists */
   int32_t before;
-  bool last; /* nobody else had it */
 } mha_page_change;
 
 enum { MHA_NO_PAGE = -1 };
@@ -42,7 +41,8 @@ int32_t mha_pages_at(const mha_pages *pages, int64_t entry, int64_t slot);
 bool mha_pages_is_own(const mha_pages *pages, int64_t entry, int64_t slot);
 
 /* Gives the slot a free page, of which there is one, and tells the page that it had. This can be
- * undone; the page that it had is free for others once the changes are kept. */
+ * undone: until the changes are kept, the entry counts among those that have that page, so that no
+ * other one takes it for its own and writes there. */
 int32_t mha_pages_take(mha_pages *pages, int64_t entry, int64_t slot);
 
 /* Ends a call that has taken pages: keeps them, or makes everything as it was, the order included
