@@ -5,7 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { G = 1, D = 4 };
+/* A row has one head; blocks of MHA_Q8_0 want 32 numbers. */
+enum { G = 1, D = 4, MOST_D = 32 };
+
+static int64_t head_size(int32_t type) {
+  return type == MHA_Q8_0 ? MOST_D : D;
+}
 
 static int64_t larger(int64_t a, int64_t b) {
   return a > b ? a : b;
@@ -23,7 +28,7 @@ mha_cache_options model_options(const model_plan *plan) {
   o.n_entries = MODEL_ENTRIES;
   o.capacity = plan->capacity;
   o.n_kv_heads = G;
-  o.head_size = D;
+  o.head_size = head_size(plan->type);
   o.window = plan->window;
   o.rollback = plan->rollback;
   o.type = plan->type;
@@ -59,9 +64,13 @@ void model_close(cache_model *m) {
 
 /* ---- Tokens ---------------------------------------------------------------------------------- */
 
-/* Small integers, which every type holds. */
+/* Small integers, which every type holds, also in a block with 127, whose scale is 1. Those behind
+ * it are the digits of the token's number. */
 static float number_of(int64_t token, int64_t c, bool value) {
-  const float number = (float)(token % 500 * D + c);
+  int64_t digits = token;
+  for (int64_t k = 1; k < c && k < D - 1; k++)
+    digits /= 251;
+  const float number = c == 0 ? 127 : (float)((digits + (c < D ? 0 : c)) % 251 - 125);
   return value ? -number : number;
 }
 
@@ -138,12 +147,13 @@ static int64_t pages_wanted(const cache_model *m, int64_t e, int64_t n) {
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
 static void check_row(const mha_tensor *t, int64_t row, int64_t token, bool value) {
-  float numbers[G * D];
-  const char *at =
-      (const char *)t->data + row * (int64_t)mha_element_bytes(t->element, t->heads * t->size);
+  float numbers[G * MOST_D];
+  const int64_t n = t->heads * t->size;
+  const char *at = (const char *)t->data + row * (int64_t)mha_element_bytes(t->element, n);
   mha_error error;
-  test_expect(mha_element_convert(t->element, at, MHA_F32, numbers, G * D, &error), MHA_OK, &error);
-  for (int64_t c = 0; c < G * D; c++)
+  assert_in_range(n, 1, G * MOST_D);
+  test_expect(mha_element_convert(t->element, at, MHA_F32, numbers, n, &error), MHA_OK, &error);
+  for (int64_t c = 0; c < n; c++)
     if (numbers[c] != number_of(token, c, value))
       test_failed("row %lld has %g, expected %g of token %lld", (long long)row, (double)numbers[c],
                   (double)number_of(token, c, value), (long long)token);
@@ -204,26 +214,28 @@ void model_check(cache_model *m) {
 
 /* ---- Appending ------------------------------------------------------------------------------- */
 
-static float *make_rows(const int64_t *counts, int64_t n, int64_t longest, int64_t first,
-                        bool value) {
-  float *rows = test_allocate((size_t)(n * longest * G * D), sizeof *rows);
-  test_fill_poison(rows, n * longest * G * D);
+/* [n][longest][width] */
+static float *make_rows(const int64_t *counts, int64_t n, int64_t longest, int64_t width,
+                        int64_t first, bool value) {
+  float *rows = test_allocate((size_t)(n * longest * width), sizeof *rows);
+  test_fill_poison(rows, n * longest * width);
   for (int64_t b = 0; b < n; b++)
     for (int64_t i = 0; i < counts[b]; i++, first++)
-      for (int64_t c = 0; c < G * D; c++)
-        rows[(b * longest + i) * G * D + c] = number_of(first, c, value);
+      for (int64_t c = 0; c < width; c++)
+        rows[(b * longest + i) * width + c] = number_of(first, c, value);
   return rows;
 }
 
 static mha_status append(cache_model *m, int64_t n, const int64_t *entries, const int64_t *counts,
                          mha_error *error) {
+  const int64_t d = head_size(m->type);
   int64_t longest = 0;
   for (int64_t b = 0; b < n; b++)
     longest = larger(longest, counts[b]);
-  float *k = make_rows(counts, n, longest, m->next, false);
-  float *v = make_rows(counts, n, longest, m->next, true);
-  const mha_tensor keys = {k, n, longest, G, D, 0, 0, 0, 0, MHA_F32, 0};
-  const mha_tensor values = {v, n, longest, G, D, 0, 0, 0, 0, MHA_F32, 0};
+  float *k = make_rows(counts, n, longest, G * d, m->next, false);
+  float *v = make_rows(counts, n, longest, G * d, m->next, true);
+  const mha_tensor keys = {k, n, longest, G, d, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor values = {v, n, longest, G, d, 0, 0, 0, 0, MHA_F32, 0};
   const mha_status status = mha_cache_append(m->cache, &keys, &values, entries, counts, error);
   free(k);
   free(v);

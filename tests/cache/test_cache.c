@@ -1,5 +1,6 @@
 /* The key/value cache as an object: its memory, its lengths, ready rows, and what is refused. */
 #include "fixture.h"
+#include "folder.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -646,6 +647,11 @@ static void try_everything(void *user, const mha_trace_step *step) {
   (void)step;
   at->steps++;
   test_expect(mha_cache_length(at->cache, 0, &length, &error), read, &error);
+  test_expect(mha_cache_row(at->cache, 0, 0, &length, &error), read, &error);
+  test_expect(mha_cache_page_count(at->cache, 0, NULL, NULL, NULL, NULL, &error), read, &error);
+  test_expect(mha_cache_grow(at->cache, 9, &error), change, &error);
+  test_expect(mha_cache_save(at->cache, 1, "saved", &error), read, &error);
+  test_expect(mha_cache_load("entry", at->cache, 1, &error), change, &error);
   test_expect(mha_cache_truncate(at->cache, 0, 0, &error), change, &error);
   test_expect(mha_cache_reset(at->cache, 0, &error), change, &error);
   test_expect(mha_cache_copy_entry(at->cache, 0, 1, &error), change, &error);
@@ -684,6 +690,8 @@ static void a_callback_finds_it_busy(void **state) {
   MHA_INIT(&matrices);
   test_expect(mha_weights_create(&config, &matrices, &at.weights, &error), MHA_OK, &error);
   test_expect(mha_cache_create(&o, &at.cache, &error), MHA_OK, &error);
+  assert_int_equal(test_folder_enter("test_cache"), 0);
+  test_expect(mha_cache_save(at.cache, 1, "entry", &error), MHA_OK, &error);
   test_expect(mha_context_create(NULL, &context, &error), MHA_OK, &error);
   test_expect(mha_context_create(NULL, &at.context, &error), MHA_OK, &error);
   test_expect(mha_context_trace(context, try_everything, &at, &error), MHA_OK, &error);
@@ -696,6 +704,7 @@ static void a_callback_finds_it_busy(void **state) {
   for (int round = 0; round < 2; round++) {
     at.changing = round == 0;
     test_expect(mha_forward(context, at.weights, &args, &error), MHA_OK, &error);
+    assert_int_equal(test_files_in("."), round == 0 ? 1 : 2);
     assert_true(at.steps >= 4);
     test_expect(mha_cache_length(at.cache, 0, &length, &error), MHA_OK, &error);
     assert_int_equal(length, 2);
@@ -704,6 +713,8 @@ static void a_callback_finds_it_busy(void **state) {
     args.key = args.value = NULL;
     args.key_length = 0;
   }
+  assert_int_equal(test_remove_files("."), 0);
+  assert_int_equal(test_folder_leave(), 0);
   mha_context_destroy(at.context);
   mha_context_destroy(context);
   mha_cache_destroy(at.cache);

@@ -83,7 +83,11 @@ static void random_operations(void **state) {
        {.capacity = 61, .window = 33, .rollback = 8},
        100000},
       {{.T = 32, .n_pages = 6, .capacity = 75, .window = 75}, {.T = 16, .n_pages = 50}, 25000},
-      {{.T = 16, .n_pages = 40, .type = MHA_F16}, {.T = 32, .n_pages = 20, .type = MHA_F16}, 25000},
+      {{.T = 16, .n_pages = 16, .type = MHA_F16}, {.T = 32, .n_pages = 20, .type = MHA_F16}, 10000},
+      {{.T = 16, .n_pages = 16, .capacity = 90, .window = 40, .rollback = 10, .type = MHA_BF16},
+       {.T = 32, .n_pages = 20, .type = MHA_BF16},
+       5000},
+      {{.T = 16, .n_pages = 12, .type = MHA_Q8_0}, {.capacity = 100, .type = MHA_Q8_0}, 10000},
   };
   (void)state;
   for (size_t k = 0; k < COUNT(trials); k++) {
@@ -172,6 +176,10 @@ static void a_common_prefix_is_kept_once(void **state) {
 static void grown_caches_keep_everything(void **state) {
   static const model_plan plans[] = {{.capacity = 20},
                                      {.capacity = 20, .type = MHA_F16},
+                                     {.capacity = 20, .type = MHA_BF16},
+                                     {.capacity = 20, .type = MHA_Q8_0},
+                                     {.capacity = 20, .window = 8, .rollback = 3, .type = MHA_F16},
+                                     {.capacity = 20, .window = 9, .rollback = 2, .type = MHA_Q8_0},
                                      {.capacity = 20, .window = 8, .rollback = 3},
                                      {.capacity = 31, .window = 31}};
   (void)state;
@@ -205,26 +213,32 @@ static void grown_caches_keep_everything(void **state) {
     }
 }
 
+/* An error that holds anything: what it says is written anew by every call. */
+static mha_error *garbage(mha_error *error) {
+  memset(error, 0xA5, sizeof *error);
+  return error;
+}
+
 static void what_grow_refuses(void **state) {
   cache_model m, pages;
   mha_error error;
   (void)state;
   model_open(&m, &(model_plan){.capacity = 20});
   model_append(&m, 1, &(int64_t){3}, &(int64_t){15});
-  test_expect(mha_cache_grow(NULL, 40, &error), MHA_ERROR_NULL, &error);
-  test_expect(mha_cache_grow(m.cache, 19, &error), MHA_ERROR_SIZE, &error);
+  test_expect(mha_cache_grow(NULL, 40, garbage(&error)), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_grow(m.cache, 19, garbage(&error)), MHA_ERROR_SIZE, &error);
   assert_non_null(strstr(error.message, "capacity is 19; rule: at least the cache's, 20"));
-  test_expect(mha_cache_grow(m.cache, -1, &error), MHA_ERROR_SIZE, &error);
-  test_expect(mha_cache_grow(m.cache, INT64_MAX, &error), MHA_ERROR_OVERFLOW, &error);
+  test_expect(mha_cache_grow(m.cache, -1, garbage(&error)), MHA_ERROR_SIZE, &error);
+  test_expect(mha_cache_grow(m.cache, INT64_MAX, garbage(&error)), MHA_ERROR_OVERFLOW, &error);
   m.allocator.fail_at = m.allocator.calls + 1;
-  test_expect(mha_cache_grow(m.cache, 40, &error), MHA_ERROR_MEMORY, &error);
+  test_expect(mha_cache_grow(m.cache, 40, garbage(&error)), MHA_ERROR_MEMORY, &error);
   m.allocator.fail_at = 0;
   model_check(&m);
   model_append(&m, 1, &(int64_t){3}, &(int64_t){5});
   model_append(&m, 1, &(int64_t){3}, &(int64_t){1}); /* there is still no room */
   model_close(&m);
   model_open(&pages, &(model_plan){.T = 16, .n_pages = 3});
-  test_expect(mha_cache_grow(pages.cache, 1000, &error), MHA_ERROR_UNSUPPORTED, &error);
+  test_expect(mha_cache_grow(pages.cache, 1000, garbage(&error)), MHA_ERROR_UNSUPPORTED, &error);
   assert_non_null(strstr(error.message, "cache has 3 pages of 16 tokens; rule: only a cache "
                                         "without pages grows"));
   model_close(&pages);
@@ -297,30 +311,31 @@ static void questions_that_are_wrong(void **state) {
   (void)state;
   model_open(&m, &(model_plan){.T = 16, .n_pages = 40, .capacity = 100});
   model_append(&m, 1, &(int64_t){2}, &(int64_t){20});
-  test_expect(mha_cache_page_count(NULL, 0, NULL, NULL, &wanted, &n_free, &error), MHA_ERROR_NULL,
-              &error);
-  test_expect(mha_cache_page_count(m.cache, 2, NULL, NULL, &wanted, &n_free, &error),
+  test_expect(mha_cache_page_count(NULL, 0, NULL, NULL, &wanted, &n_free, garbage(&error)),
               MHA_ERROR_NULL, &error);
-  test_expect(mha_cache_page_count(m.cache, -1, NULL, few, &wanted, &n_free, &error),
+  test_expect(mha_cache_page_count(m.cache, 2, NULL, NULL, &wanted, &n_free, garbage(&error)),
+              MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_page_count(m.cache, -1, NULL, few, &wanted, &n_free, garbage(&error)),
               MHA_ERROR_SIZE, &error);
-  test_expect(mha_cache_page_count(m.cache, 2, NULL, negative, &wanted, &n_free, &error),
+  test_expect(mha_cache_page_count(m.cache, 2, NULL, negative, &wanted, &n_free, garbage(&error)),
               MHA_ERROR_LENGTH, &error);
   assert_non_null(strstr(error.message, "new_lengths[1] is -1"));
-  test_expect(mha_cache_page_count(m.cache, 2, NULL, many, &wanted, &n_free, &error),
+  test_expect(mha_cache_page_count(m.cache, 2, NULL, many, &wanted, &n_free, garbage(&error)),
               MHA_ERROR_LENGTH, &error);
-  test_expect(mha_cache_page_count(m.cache, 2, outside, few, &wanted, &n_free, &error),
+  test_expect(mha_cache_page_count(m.cache, 2, outside, few, &wanted, &n_free, garbage(&error)),
               MHA_ERROR_LENGTH, &error);
   assert_int_equal(wanted, -7);
   assert_int_equal(n_free, -7);
   test_expect(mha_cache_page_count(m.cache, 2, NULL, few, NULL, NULL, &error), MHA_OK, &error);
-  test_expect(mha_cache_row(NULL, 0, 0, &row, &error), MHA_ERROR_NULL, &error);
-  test_expect(mha_cache_row(m.cache, 2, 0, NULL, &error), MHA_ERROR_NULL, &error);
-  test_expect(mha_cache_row(m.cache, MODEL_ENTRIES, 0, &row, &error), MHA_ERROR_LENGTH, &error);
-  test_expect(mha_cache_row(m.cache, -1, 0, &row, &error), MHA_ERROR_LENGTH, &error);
-  test_expect(mha_cache_row(m.cache, 2, 20, &row, &error), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_row(NULL, 0, 0, &row, garbage(&error)), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_row(m.cache, 2, 0, NULL, garbage(&error)), MHA_ERROR_NULL, &error);
+  test_expect(mha_cache_row(m.cache, MODEL_ENTRIES, 0, &row, garbage(&error)), MHA_ERROR_LENGTH,
+              &error);
+  test_expect(mha_cache_row(m.cache, -1, 0, &row, garbage(&error)), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_row(m.cache, 2, 20, &row, garbage(&error)), MHA_ERROR_LENGTH, &error);
   assert_non_null(strstr(error.message, "token is 20; rule: one that the entry holds"));
-  test_expect(mha_cache_row(m.cache, 2, -1, &row, &error), MHA_ERROR_LENGTH, &error);
-  test_expect(mha_cache_row(m.cache, 1, 0, &row, &error), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_row(m.cache, 2, -1, &row, garbage(&error)), MHA_ERROR_LENGTH, &error);
+  test_expect(mha_cache_row(m.cache, 1, 0, &row, garbage(&error)), MHA_ERROR_LENGTH, &error);
   assert_int_equal(row, -7);
   model_check(&m);
   model_close(&m);
