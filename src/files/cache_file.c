@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "cache/cache.h"
 #include "mapping.h"
+#include "npy.h"
 #include "path.h"
 #include "safetensors.h"
 #include "text.h"
@@ -245,32 +246,48 @@ static mha_status check_fit(const entry_file *f, const mha_cache *cache, mha_err
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-static mha_status replace(const entry_file *f, mha_cache *cache, int64_t entry, int32_t element,
-                          const void *k, const void *v, mha_error *error) {
+static mha_status replace(const entry_file *f, mha_cache *cache, int64_t entry, const void *k,
+                          const void *v, mha_error *error) {
   mha_status status = mha_cache_enter(cache, true, error);
   if (status)
     return status;
-  status = mha_cache_replace(cache, entry, &f->held, element, k, v, f->path, error);
+  status = mha_cache_replace(cache, entry, &f->held, f->type, k, v, f->path, error);
   mha_cache_leave(cache, true);
   return status;
 }
 
-/* Of numbers that cannot be used where they lie a float32 copy is made. */
+/* Copies a tensor's bytes, each number in the machine's order; blocks begin with the only number
+ * that has one. Nothing is rounded on the way. */
+static void copy_numbers(const mha_raw_tensor *tensor, int32_t type, unsigned char *to) {
+  const bool blocks = mha_element_block(type) > 1;
+  const size_t step = mha_element_bytes(type, mha_element_block(type));
+  const size_t number = blocks ? MHA_BLOCK_SCALE_BYTES : step;
+  if (tensor->bytes > 0)
+    memcpy(to, tensor->data, tensor->bytes);
+  for (size_t at = 0; mha_machine_is_big_endian() && at < tensor->bytes; at += step)
+    for (size_t i = 0; i < number / 2; i++) {
+      const unsigned char first = to[at + i];
+      to[at + i] = to[at + number - 1 - i];
+      to[at + number - 1 - i] = first;
+    }
+}
+
+/* Of numbers that cannot be used where they lie a copy is made. */
 static mha_status replace_by_copy(const entry_file *f, mha_cache *cache, int64_t entry,
                                   mha_error *error) {
   mha_layout layout = {0};
-  const size_t k = mha_layout_add(&layout, sizeof(float), f->k.n_elements, 1, 1);
-  const size_t v = mha_layout_add(&layout, sizeof(float), f->v.n_elements, 1, 1);
+  const size_t k = mha_layout_add(&layout, f->k.bytes, 1, 1, 1);
+  const size_t v = mha_layout_add(&layout, f->v.bytes, 1, 1, 1);
   if (layout.overflow)
-    return mha_fail(error, MHA_ERROR_OVERFLOW, "%s as float32 fits no address space", f->path);
-  char *memory = mha_memory_allocate(&cache->allocator, layout.bytes);
+    return mha_fail(error, MHA_ERROR_OVERFLOW, "a copy of %s fits no address space", f->path);
+  unsigned char *memory = mha_memory_allocate(&cache->allocator, layout.bytes);
   if (!memory)
     return mha_fail(error, MHA_ERROR_MEMORY,
-                    "%s as float32 needs %zu bytes; rule: they must be there", f->path,
+                    "a copy of %s needs %zu bytes; rule: they must be there", f->path,
                     layout.bytes);
-  mha_tensor_convert(&f->k, (float *)(void *)(memory + k));
-  mha_tensor_convert(&f->v, (float *)(void *)(memory + v));
-  const mha_status status = replace(f, cache, entry, MHA_F32, memory + k, memory + v, error);
+  copy_numbers(&f->k, f->type, memory + k);
+  copy_numbers(&f->v, f->type, memory + v);
+  const mha_status status = replace(f, cache, entry, memory + k, memory + v, error);
   mha_memory_release(&cache->allocator, memory, layout.bytes);
   return status;
 }
@@ -285,7 +302,7 @@ static mha_status load(entry_file *f, mha_cache *cache, int64_t entry, mha_error
     return status;
   if (f->k.n_elements > 0 && (mha_tensor_element(&f->k) < 0 || mha_tensor_element(&f->v) < 0))
     return replace_by_copy(f, cache, entry, error);
-  return replace(f, cache, entry, f->type, f->k.data, f->v.data, error);
+  return replace(f, cache, entry, f->k.data, f->v.data, error);
 }
 
 mha_status mha_cache_load(const char *path, mha_cache *cache, int64_t entry, mha_error *error) {
