@@ -797,7 +797,8 @@ typedef struct mha_shape {
   size_t struct_size;      /**< set by MHA_INIT */
   int32_t packed;          /**< nonzero: batch sequences share query_length and key_length rows */
   int32_t cached;          /**< nonzero: the keys are in a cache, key_length the most tokens that an
-                                entry will have; packed too: query_length all new rows together */
+                                entry will have (of a ring its capacity is enough); packed too:
+                                query_length all new rows together */
   int64_t batch;           /**< B */
   int64_t query_length;    /**< Lq, and rows that go to a cache; packed: all query rows together */
   int64_t key_length;      /**< Lk; packed: all key rows together; 0 = as query_length */
@@ -808,7 +809,7 @@ typedef struct mha_shape {
   int32_t cache_type;      /**< where `cached` is set: mha_element of the cache; in mha_attend of k
                                 and v, if only one of them is MHA_F32 that of the other */
   int32_t backward;        /**< mha_backward_use: whether it is for training too */
-  int64_t cache_page_tokens; /**< where `cached` is set: page_tokens of the cache */
+  int64_t cache_page_tokens; /**< where `cached` is set: page_tokens of the cache, 0 without */
 } mha_shape;
 
 /**
@@ -818,7 +819,8 @@ typedef struct mha_shape {
  * @param shape   Not NULL.
  * @param bytes   receives the answer. Not NULL.
  * @param error   receives the outcome, or NULL.
- * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, VALUE (an element type or a mha_backward_use), OVERFLOW,
+ * Errors: NULL, STRUCT_SIZE, SIZE, HEADS, VALUE (an element type, a mha_backward_use or tokens that
+ * no page has), OVERFLOW,
  * UNSUPPORTED (backward with a cache).
  */
 MHA_API MHA_MUST_CHECK mha_status mha_workspace_bytes(const mha_context *context,
@@ -984,15 +986,16 @@ typedef struct mha_cache_options {
   size_t struct_size;      /**< set by MHA_INIT */
   int64_t n_entries;       /**< sequences that it holds, at least 1 */
   int64_t capacity;        /**< tokens per entry, at least 1; with pages the most that an entry may
-                                have, 0 = as many as all pages hold, which costs 4 bytes for each
-                                entry and page */
+                                have, 0 = as many as all pages hold. Each page of it costs every
+                                entry 4 bytes, also one that the pool cannot fill */
   int64_t n_kv_heads;      /**< G, at least 1; with weights 0 = the layer's */
   int64_t head_size;       /**< d, at least 1; with weights 0 = the layer's */
   int64_t value_head_size; /**< dv; 0 = d, with weights the layer's */
   int64_t
       window; /**< 0: all tokens are kept. Otherwise a ring for layers with a window, window_left
                    + 1: old tokens make room for new ones, the memory stays the same however long
-                   the sequence. A call may bring capacity − window − rollback + 1 tokens */
+                   the sequence, which ends at 2^62 tokens. A call may bring capacity − window −
+                   rollback + 1 tokens */
   int64_t rollback; /**< ring only: how far a truncation may go back behind the longest length */
   const mha_weights *weights; /**< the layer that it is for: sizes left 0 are the layer's, others
                                    must agree with it. Not kept. NULL = all sizes are given */
@@ -1003,7 +1006,10 @@ typedef struct mha_cache_options {
   int64_t page_tokens; /**< tokens of a page, a power of two from 16 on; 0 = no pages. Small pages
                             waste little at the end of a sequence and make long inputs somewhat
                             slower (bench/README.md) */
-  int64_t n_pages;     /**< with pages: how many there are, at least 1; otherwise 0 */
+  int64_t n_pages;     /**< with pages: how many there are, at least 1; otherwise 0. Where several
+                            entries write to a page that they share in one call, each takes a copy,
+                            and the page is free only after it: a call may want more pages than its
+                            entries then have */
 } mha_cache_options;
 
 /**
@@ -1013,7 +1019,8 @@ typedef struct mha_cache_options {
  * instead (mha_cache_row says where a token lies). Each row is rounded to the cache's type once,
  * when it is appended, as mha_element_convert does it; what is attended to are the rounded numbers,
  * in the call that brings them too. Thread rule: any number of threads read it (attend only,
- * length, row, page count, view, save), or one caller changes it; otherwise MHA_ERROR_BUSY.
+ * length, row, page count, save), or one caller changes it; otherwise MHA_ERROR_BUSY.
+ * mha_cache_view may be called at any time but during mha_cache_grow or mha_cache_destroy.
  */
 typedef struct mha_cache mha_cache;
 
@@ -1043,10 +1050,11 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_length(const mha_cache *cache, int64
  * are. A page that the entry shares with another counts, since writing into it takes a copy.
  * @param cache         not NULL. Without pages *wanted and *n_free are 0.
  * @param batch         B, at least 0; 0 asks for n_free alone.
- * @param cache_entries [B] entries, each once; NULL = b.
+ * @param cache_entries [B] entries, each once (one that comes twice is not noticed here, only by
+ *                      the call itself); NULL = b.
  * @param new_lengths   [B], at least 0; NULL if batch is 0.
- * @param wanted        receives the pages that the call takes: it succeeds if they are at most
- *                      *n_free. Or NULL.
+ * @param wanted        receives the pages that the call takes: it is not refused for lack of them
+ *                      if they are at most *n_free. Or NULL.
  * @param n_free        receives the pages that no entry has. Or NULL.
  * @param error         receives the outcome, or NULL.
  * Errors: NULL, SIZE, LENGTH (no such entry, a length below 0 or more than an entry may have or, in
@@ -1087,7 +1095,7 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_reset(mha_cache *cache, int64_t entr
                                                   mha_error *error);
 
 /** Makes entry `to` equal to entry `from`, as beam search does; only rows in use are copied. With
- *  pages none is: both have the same pages from now on, and it always succeeds.
+ *  pages none is: both have the same pages from now on, so it never lacks any.
  *  Errors: NULL, LENGTH (no such entry), BUSY. */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_copy_entry(mha_cache *cache, int64_t from, int64_t to,
                                                        mha_error *error);
@@ -1144,8 +1152,9 @@ MHA_API MHA_MUST_CHECK mha_status mha_cache_save(const mha_cache *cache, int64_t
  * @param cache of the same G, d and dv; not NULL.
  * @param entry an entry of it.
  * @param error receives the outcome, or NULL.
- * Errors: NULL, LENGTH (no such entry, more tokens than the capacity, too few free pages, tokens
- * missing at the beginning that the cache must have), SIZE (another G, d or dv), UNSUPPORTED
+ * Errors: NULL, LENGTH (no such entry, more tokens than the capacity or in a ring 2^62, fewer pages
+ * free or had by this entry alone than it will have, tokens missing at the beginning that the cache
+ * must have), SIZE (another G, d or dv), UNSUPPORTED
  * (another type), IO, FORMAT, OVERFLOW, MEMORY, BUSY; the cache is then as it was.
  */
 MHA_API MHA_MUST_CHECK mha_status mha_cache_load(const char *path, mha_cache *cache, int64_t entry,
@@ -1194,7 +1203,8 @@ typedef struct mha_forward_args {
   int32_t accumulate;          /**< nonzero: output += result (a residual); 0: output = result */
   int32_t cache_mode;          /**< mha_cache_mode; 0 without a cache */
   int32_t reserved;            /**< 0 */
-  int64_t batch;               /**< B; 0 writes nothing, see MHA_ALLOW_EMPTY */
+  int64_t batch;               /**< B; 0 writes nothing, see MHA_ALLOW_EMPTY. Packed rows that are
+                                    given then lie behind the last sequence */
   int64_t query_length;        /**< Lq; 0 likewise, but new rows still go to a cache */
   int64_t key_length;          /**< Lk; where key is NULL, 0 or Lq. 0 with a key: no query sees one,
                                     see MHA_ALLOW_EMPTY */

@@ -6,8 +6,6 @@
 #include "base/error.h"
 #include "cache/cache.h"
 
-enum { MHA_LEAST_PAGE = 16 };
-
 /* Sizes left 0 are the layer's, the others agree with it. */
 static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
   mha_config c;
@@ -36,10 +34,9 @@ static mha_status take_sizes(mha_cache_options *o, mha_error *error) {
 /* Tokens and number of pages go together. */
 static mha_status check_pages(const mha_cache_options *o, mha_error *error) {
   const int64_t T = o->page_tokens;
-  if (T != 0 && (T < MHA_LEAST_PAGE || (T & (T - 1)) != 0))
-    return mha_fail(error, MHA_ERROR_VALUE,
-                    "options.page_tokens is %lld; rule: 0 or a power of two, at least %d",
-                    (long long)T, MHA_LEAST_PAGE);
+  const mha_status status = mha_require_page_tokens(T, "options.page_tokens", error);
+  if (status)
+    return status;
   if (T == 0 && o->n_pages != 0)
     return mha_fail(error, MHA_ERROR_VALUE,
                     "options.n_pages is %lld without page_tokens; rule: 0 then",

@@ -20,7 +20,7 @@ static mha_status check(const mha_shape *s, const mha_weights *weights, mha_erro
   if (!status && !weights)
     status = mha_require_at_least(s->head_size, 0, "shape.head_size", error);
   if (!status)
-    status = mha_require_at_least(s->cache_page_tokens, 0, "shape.cache_page_tokens", error);
+    status = mha_require_page_tokens(s->cache_page_tokens, "shape.cache_page_tokens", error);
   if (!status && (s->backward < MHA_BACKWARD_NONE || s->backward > MHA_BACKWARD_ALONE))
     status = mha_fail(error, MHA_ERROR_VALUE,
                       "shape.backward is %d; rule: a value of mha_backward_use", (int)s->backward);

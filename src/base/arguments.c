@@ -96,6 +96,14 @@ mha_status mha_require_kv_element(int32_t element, const char *array, const char
                   member, (int)element);
 }
 
+mha_status mha_require_page_tokens(int64_t tokens, const char *name, mha_error *error) {
+  enum { LEAST = 16 };
+  if (tokens == 0 || (tokens >= LEAST && (tokens & (tokens - 1)) == 0))
+    return MHA_OK;
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is %lld; rule: 0 or a power of two, at least %d",
+                  name, (long long)tokens, LEAST);
+}
+
 mha_status mha_require_meant(uint32_t flags, int64_t size, const char *size_name, const void *given,
                              const char *given_name, mha_error *error) {
   if (size != 0 || !given || flags & MHA_ALLOW_EMPTY)

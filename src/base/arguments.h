@@ -65,6 +65,9 @@ mha_status mha_require_element(int32_t element, const char *array, const char *m
 mha_status mha_require_kv_element(int32_t element, const char *array, const char *member,
                                   mha_status status, mha_error *error);
 
+/* Fails with MHA_ERROR_VALUE unless pages of a cache may have so many tokens, or 0 for none. */
+mha_status mha_require_page_tokens(int64_t tokens, const char *name, mha_error *error);
+
 /* Fails with MHA_ERROR_SIZE if a size is 0 although `given`, an array that it is the size of and
  * that the call would use, is not NULL: a size that was forgotten, unless `flags` has
  * MHA_ALLOW_EMPTY. */

@@ -21,6 +21,10 @@ typedef struct mha_cache_numbers {
   void *values; /* [pages][page_rows][G·dv] */
 } mha_cache_numbers;
 
+/* Tokens that an entry may have seen, as mha.h promises: far from where a sum of such numbers and
+ * of what lies in memory would leave int64_t. */
+#define MHA_MOST_TOKENS (INT64_C(1) << 62)
+
 struct mha_cache {
   mha_cache_options sizes; /* all filled in, allocator NULL */
   mha_allocator allocator;

@@ -50,11 +50,13 @@ static mha_status check_room(const mha_cache *cache, const mha_cache_rows *cache
                     "rollback %lld; rule: at most capacity - window - rollback + 1",
                     (long long)b, (long long)n, (long long)o->capacity, (long long)o->window,
                     (long long)o->rollback);
-  if (!mha_add(before, n, &after) || (o->window == 0 && after > o->capacity))
+  const int64_t most = o->window > 0 ? MHA_MOST_TOKENS : o->capacity;
+  if (!mha_add(before, n, &after) || after > most)
     return mha_fail(error, MHA_ERROR_LENGTH,
                     "batch entry %lld brings %lld tokens to an entry that has %lld; rule: at most "
-                    "the capacity, %lld, together",
-                    (long long)b, (long long)n, (long long)before, (long long)o->capacity);
+                    "%lld together, %s",
+                    (long long)b, (long long)n, (long long)before, (long long)most,
+                    o->window > 0 ? "whatever a ring drops" : "the capacity");
   return MHA_OK;
 }
 

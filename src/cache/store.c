@@ -112,38 +112,40 @@ static mha_status check_fit(const mha_cache *cache, const mha_tensor_shape *k,
   return MHA_OK;
 }
 
-static mha_status check_type(const mha_cache *cache, const mha_tensor *tensor, const char *name,
+static mha_status check_type(const mha_cache *cache, int32_t element, const char *name,
                              mha_error *error) {
-  if (tensor->element == MHA_F32 || tensor->element == cache->sizes.type)
+  if (element == MHA_F32 || element == cache->sizes.type)
     return MHA_OK;
-  return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s.element is %s; rule: F32, or as the cache, %s",
-                  name, mha_element_name(tensor->element), mha_element_name(cache->sizes.type));
+  return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s is %s; rule: F32, or as the cache, %s", name,
+                  mha_element_name(element), mha_element_name(cache->sizes.type));
 }
 
-mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
-                            const int64_t *cache_entries, const int64_t *new_lengths,
-                            mha_error *error) {
+/* Everything about ready rows that the cache's entries do not decide. The cache has been entered.
+ */
+static mha_status read_rows(const mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                            mha_tensor_shape *ks, mha_tensor_shape *vs, mha_error *error) {
   mha_address_ranges ranges = {.n = 0};
+  mha_status status = mha_tensor_read_stored(k, "k", ks, &ranges, error);
+  if (!status)
+    status = mha_tensor_read_stored(v, "v", vs, &ranges, error);
+  if (!status)
+    status = check_fit(cache, ks, vs, error);
+  if (!status)
+    status = check_type(cache, k->element, "k.element", error);
+  if (!status)
+    status = check_type(cache, v->element, "v.element", error);
+  if (!status)
+    status = mha_cache_ranges(cache, true, &ranges, error);
+  return status ? status : mha_ranges_check(&ranges, error);
+}
+
+static mha_status append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                         const int64_t *cache_entries, const int64_t *new_lengths,
+                         mha_error *error) {
   mha_tensor_shape ks = {0};
   mha_tensor_shape vs = {0};
   mha_cache_rows cached;
-  mha_status status = mha_require(cache, "cache", error);
-  if (!status)
-    status = mha_tensor_read_stored(k, "k", &ks, &ranges, error);
-  if (!status)
-    status = mha_tensor_read_stored(v, "v", &vs, &ranges, error);
-  if (!status)
-    status = check_fit(cache, &ks, &vs, error);
-  if (!status)
-    status = check_type(cache, k, "k", error);
-  if (!status)
-    status = check_type(cache, v, "v", error);
-  if (!status)
-    status = mha_cache_ranges(cache, true, &ranges, error);
-  if (!status)
-    status = mha_ranges_check(&ranges, error);
-  if (!status)
-    status = mha_cache_enter(cache, true, error);
+  mha_status status = read_rows(cache, k, v, &ks, &vs, error);
   if (status)
     return status;
   const mha_cache_call call = {.prefix = "",
@@ -154,14 +156,26 @@ mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_ten
                                .entries = cache_entries,
                                .new_lengths = new_lengths};
   status = mha_cache_describe(cache, &call, &cached, error);
-  if (!status) {
-    const int32_t type = cache->sizes.type;
-    const arrival keys = {k->data, k->element, ks, &cached, cache->numbers.keys, type};
-    const arrival values = {v->data, v->element, vs, &cached, cache->numbers.values, type};
-    store_rows(&keys);
-    store_rows(&values);
-    mha_cache_commit(cache, &cached, ks.batch);
-  }
+  if (status)
+    return status;
+  const int32_t type = cache->sizes.type;
+  const arrival keys = {k->data, k->element, ks, &cached, cache->numbers.keys, type};
+  const arrival values = {v->data, v->element, vs, &cached, cache->numbers.values, type};
+  store_rows(&keys);
+  store_rows(&values);
+  mha_cache_commit(cache, &cached, ks.batch);
+  return MHA_OK;
+}
+
+mha_status mha_cache_append(mha_cache *cache, const mha_tensor *k, const mha_tensor *v,
+                            const int64_t *cache_entries, const int64_t *new_lengths,
+                            mha_error *error) {
+  mha_status status = mha_require(cache, "cache", error);
+  if (!status)
+    status = mha_cache_enter(cache, true, error);
+  if (status)
+    return status;
+  status = append(cache, k, v, cache_entries, new_lengths, error);
   mha_cache_leave(cache, true);
   return status ? status : mha_succeed(error);
 }
@@ -174,10 +188,11 @@ static mha_status choose_first(const mha_cache *cache, const mha_cache_held *hel
   const mha_cache_options *o = &cache->sizes;
   const bool ring = o->window > 0;
   const int64_t needed = ring ? mha_max(held->length - o->window + 1, 0) : 0;
-  if (!ring && held->length > o->capacity)
-    return mha_fail(error, MHA_ERROR_LENGTH,
-                    "%s has %lld tokens; rule: at most the cache's capacity, %lld", name,
-                    (long long)held->length, (long long)o->capacity);
+  const int64_t most = ring ? MHA_MOST_TOKENS : o->capacity;
+  if (held->length > most)
+    return mha_fail(error, MHA_ERROR_LENGTH, "%s has %lld tokens; rule: at most %lld, %s", name,
+                    (long long)held->length, (long long)most,
+                    ring ? "whatever a ring drops" : "the cache's capacity");
   if (held->first > needed)
     return mha_fail(error, MHA_ERROR_LENGTH,
                     "%s has %lld tokens of which those before %lld are gone; rule: %s", name,
@@ -185,14 +200,6 @@ static mha_status choose_first(const mha_cache *cache, const mha_cache_held *hel
                     ring ? "the window of the next one is there" : "only a ring has dropped any");
   *first = mha_max(held->first, ring ? held->length - o->capacity : 0);
   return MHA_OK;
-}
-
-static mha_status check_element(const mha_cache *cache, int32_t element, const char *name,
-                                mha_error *error) {
-  if (element == MHA_F32 || element == cache->sizes.type)
-    return MHA_OK;
-  return mha_fail(error, MHA_ERROR_UNSUPPORTED, "%s is %s; rule: F32, or as the cache, %s", name,
-                  mha_element_name(element), mha_element_name(cache->sizes.type));
 }
 
 /* Gives the entry pages of its own for its tokens; the rest of the pool is as it was on failure. */
@@ -225,7 +232,7 @@ mha_status mha_cache_replace(mha_cache *cache, int64_t entry, const mha_cache_he
   const mha_cache_rows rows = mha_cache_describe_rows(cache);
   const int64_t n = held->length - held->first;
   mha_cache_held kept = *held;
-  mha_status status = check_element(cache, element, name, error);
+  mha_status status = check_type(cache, element, name, error);
   if (!status)
     status = choose_first(cache, held, name, &kept.first, error);
   if (!status && cache->pages.n > 0)

@@ -90,10 +90,9 @@ static int64_t length_of(const mha_cache *cache, int64_t entry) {
 }
 
 static int64_t first_of(const mha_cache *cache, int64_t entry) {
-  int64_t first = 0, row = 0;
-  const int64_t length = length_of(cache, entry);
-  while (first < length && mha_cache_row(cache, entry, first, &row, NULL))
-    first++;
+  int64_t first = length_of(cache, entry), row = 0;
+  while (first > 0 && !mha_cache_row(cache, entry, first - 1, &row, NULL))
+    first--;
   return first;
 }
 
@@ -503,6 +502,68 @@ static void arguments_that_are_wrong(void **state) {
   mha_cache_destroy(cache);
 }
 
+/* ---- Sequences as long as any -----------------------------------------------------------------
+ */
+
+/* A file of 20 tokens that end a sequence of `length`. */
+static void put_end_of(int64_t length) {
+  char header[512];
+  (void)snprintf(header, sizeof header,
+                 "{" META("1", "F32", "%lld", "2", "32", "64")
+                     TENSOR("k", "F32", "[20,2,32]", "0", "5120")
+                         TENSOR("v", "F32", "[20,2,64]", "5120", "15360") "}",
+                 (long long)length);
+  put_header(header, 15360);
+}
+
+static mha_status append_rows(mha_cache *cache, int64_t n, mha_error *error) {
+  static float rows[8 * G * DV];
+  const int64_t entry = 1;
+  const mha_tensor k = {rows, 1, n, G, D, 0, 0, 0, 0, MHA_F32, 0};
+  const mha_tensor v = {rows, 1, n, G, DV, 0, 0, 0, 0, MHA_F32, 0};
+  return mha_cache_append(cache, &k, &v, &entry, NULL, error);
+}
+
+/* Longer ones than 2^62 are refused, from a file and as they grow; shorter ones go on. */
+static void lengths_near_the_end(void **state) {
+  static const cache_kind rings[] = {
+      {.page_tokens = 16, .n_pages = 9, .capacity = 40, .window = 1, .rollback = 3},
+      {.page_tokens = 16, .n_pages = 9, .capacity = 40, .window = 2},
+      {.capacity = 40, .window = 1, .rollback = 3},
+      {.capacity = 40, .window = 2}};
+  const int64_t most = INT64_C(1) << 62;
+  const int64_t longer[] = {most + 1, most + 20, INT64_MAX - 7, INT64_MAX};
+  mha_error error;
+  (void)state;
+  for (size_t i = 0; i < COUNT(rings); i++) {
+    mha_cache *cache = make_cache(&rings[i], MHA_F32);
+    fill(cache, 1, 5, 1);
+    for (size_t l = 0; l < COUNT(longer); l++) {
+      put_end_of(longer[l]);
+      test_expect(mha_cache_load("entry", cache, 1, &error), MHA_ERROR_LENGTH, &error);
+      if (!strstr(error.message, "rule: at most 4611686018427387904"))
+        test_failed("%s", error.message);
+      assert_int_equal(length_of(cache, 1), 5);
+      test_expect(append_rows(cache, 7, &error), MHA_OK, &error);
+      test_expect(mha_cache_reset(cache, 1, &error), MHA_OK, &error);
+      fill(cache, 1, 5, 1);
+    }
+    put_end_of(most - 10);
+    test_expect(mha_cache_load("entry", cache, 1, &error), MHA_OK, &error);
+    test_expect(append_rows(cache, 7, &error), MHA_OK, &error);
+    test_expect(append_rows(cache, 4, &error), MHA_ERROR_LENGTH, &error);
+    if (!strstr(error.message, "rule: at most 4611686018427387904"))
+      test_failed("%s", error.message);
+    test_expect(append_rows(cache, 3, &error), MHA_OK, &error);
+    assert_int_equal(length_of(cache, 1), most);
+    test_expect(mha_cache_save(cache, 1, "entry", &error), MHA_OK, &error);
+    test_expect(mha_cache_load("entry", cache, 0, &error), MHA_OK, &error);
+    same_rows(cache, 0, cache, 1);
+    mha_cache_destroy(cache);
+  }
+  assert_int_equal(test_remove_files("."), 0);
+}
+
 /* ---- Memory -----------------------------------------------------------------------------------
  */
 
@@ -553,6 +614,7 @@ int main(void) {
       cmocka_unit_test(numbers_that_begin_anywhere),
       cmocka_unit_test(blocks_are_taken_as_they_are),
       cmocka_unit_test(cut_and_changed_files),
+      cmocka_unit_test(lengths_near_the_end),
       cmocka_unit_test(a_full_disk),
       cmocka_unit_test(arguments_that_are_wrong),
       cmocka_unit_test(allocations_that_fail),

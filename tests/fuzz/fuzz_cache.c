@@ -13,7 +13,20 @@
 
 bool fuzz_accepted;
 
-enum { G = 1, D = 32, BEFORE = 20, N_CACHES = 3 };
+enum { G = 1, D = 32, BEFORE = 20 };
+
+typedef struct cache_kind {
+  int64_t capacity, page_tokens, n_pages, window, rollback;
+  int32_t type;
+} cache_kind;
+
+static const cache_kind kinds[] = {
+    {.page_tokens = 16, .n_pages = 5, .type = MHA_F32},
+    {.capacity = 40, .window = 12, .type = MHA_Q8_0},
+    {.capacity = 40, .type = MHA_F32},
+    {.capacity = 40, .page_tokens = 16, .n_pages = 6, .window = 1, .rollback = 3, .type = MHA_BF16}};
+
+enum { N_CACHES = sizeof kinds / sizeof *kinds };
 
 /* ---- a file of its own, removed as soon as it is not needed ---- */
 
@@ -26,19 +39,19 @@ static void put_file(const char *path, const uint8_t *data, size_t size) {
 
 /* ---- caches ---- */
 
-/* In pages, a ring of another type, and a plain one. */
-static mha_cache *make_cache(int kind) {
+static mha_cache *make_cache(const cache_kind *kind) {
   mha_cache_options o;
   mha_cache *cache = NULL;
   MHA_INIT(&o);
   o.n_entries = 2;
   o.n_kv_heads = G;
   o.head_size = D;
-  o.capacity = kind == 0 ? 0 : 40;
-  o.page_tokens = kind == 0 ? 16 : 0;
-  o.n_pages = kind == 0 ? 5 : 0;
-  o.window = kind == 1 ? 12 : 0;
-  o.type = kind == 1 ? MHA_Q8_0 : MHA_F32;
+  o.capacity = kind->capacity;
+  o.page_tokens = kind->page_tokens;
+  o.n_pages = kind->n_pages;
+  o.window = kind->window;
+  o.rollback = kind->rollback;
+  o.type = kind->type;
   FUZZ_CHECK(mha_cache_create(&o, &cache, NULL) == MHA_OK);
   return cache;
 }
@@ -75,10 +88,10 @@ static void use_entry(const mha_cache *cache) {
 }
 
 /* Returns whether the file was accepted. */
-static bool use(const char *path, int kind) {
+static bool use(const char *path, const cache_kind *kind) {
   mha_cache *cache = make_cache(kind);
   mha_error error;
-  append(cache, kind == 1 ? 5 : BEFORE);
+  append(cache, kind->window ? 5 : BEFORE);
   const int64_t before = length_of(cache);
   memset(&error, 0x55, sizeof error);
   const mha_status status = mha_cache_load(path, cache, 1, &error);
@@ -89,8 +102,12 @@ static bool use(const char *path, int kind) {
              status == MHA_ERROR_LENGTH || status == MHA_ERROR_SIZE);
   FUZZ_CHECK(status == MHA_OK || length_of(cache) == before);
   use_entry(cache);
-  if (kind == 1) /* a ring takes a token however long the sequence is */
-    append(cache, length_of(cache) < INT64_MAX ? 1 : 0);
+  /* a ring takes tokens until the sequence has as many as any may have */
+  FUZZ_CHECK(length_of(cache) <= INT64_C(1) << 62);
+  if (kind->window && length_of(cache) + 20 < INT64_C(1) << 62)
+    for (int64_t n = 7; n < 21; n += 13)
+      append(cache, n);
+  use_entry(cache);
   FUZZ_CHECK(mha_cache_reset(cache, 1, NULL) == MHA_OK);
   append(cache, 1);
   mha_cache_destroy(cache);
@@ -101,7 +118,7 @@ static bool use_bytes(const char *path, const uint8_t *data, size_t size) {
   bool accepted = false;
   put_file(path, data, size);
   for (int kind = 0; kind < N_CACHES; kind++)
-    accepted = use(path, kind) || accepted;
+    accepted = use(path, &kinds[kind]) || accepted;
   return accepted;
 }
 
