@@ -1,5 +1,5 @@
-/* Owns the engines "libmha" and "xsmm": mha_forward through the public header, borrowing the same
- * weights, which xsmm packs, with a cache of its own for each set where the shape has a past. */
+/* Owns mha_forward as an engine, through the public header: "libmha" and "xsmm" borrow the same
+ * weights, which xsmm packs; each set has a cache of its own where there is one. */
 #include "layer.h"
 #include "engines.h"
 #include "machine.h"
@@ -7,24 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct layer_state {
-  const bench_problem *problem;
-  const bench_type *type;
-  mha_engine_choice choice;
-  mha_weights **layers;                     /* [n_sets] */
-  mha_cache **caches;                       /* [n_sets]; NULL where past is 0 */
-  mha_context *contexts[BENCH_MAX_THREADS]; /* one for each thread count */
-  size_t workspace[BENCH_MAX_THREADS];
-  mha_rules rules;
-  mha_forward_args args;
-} layer_state;
-
-bool bench_layer_report(mha_status status, const mha_error *error) {
-  if (status != MHA_OK)
-    fprintf(stderr, "mha-bench: %s: %s\n", mha_status_name(status), error->message);
-  return status == MHA_OK;
-}
 
 bool bench_layer_create(const bench_problem *problem, const bench_weights *set,
                         const bench_type *type, uint32_t flags, mha_weights **layer) {
@@ -45,14 +27,14 @@ bool bench_layer_create(const bench_problem *problem, const bench_weights *set,
   matrices.key_bias = set->biases[1];
   matrices.value_bias = set->biases[2];
   matrices.output_bias = set->biases[3];
-  if (!bench_layer_report(mha_weights_create(&config, &matrices, layer, &error), &error))
+  if (!bench_is_good(mha_weights_create(&config, &matrices, layer, &error), &error))
     return false;
   mha_weights *given = *layer;
   if (type->matrices == MHA_F32)
     return true;
   const mha_status status = mha_weights_convert(given, type->matrices, NULL, layer, &error);
   mha_weights_destroy(given);
-  return bench_layer_report(status, &error);
+  return bench_is_good(status, &error);
 }
 
 mha_tensor bench_layer_past(const bench_shape *shape, const float *rows) {
@@ -69,27 +51,23 @@ mha_tensor bench_layer_past(const bench_shape *shape, const float *rows) {
                       .size_stride = 1};
 }
 
-static bool create_cache(const layer_state *state, const bench_weights *set, mha_cache **cache) {
+static bool create_cache(const bench_layer *state, const bench_weights *set, mha_cache **cache) {
   const bench_shape *shape = &state->problem->shape;
-  mha_cache_options options;
   mha_error error;
-  MHA_INIT(&options);
-  options.n_entries = shape->batch;
-  options.capacity = shape->past + shape->length;
-  options.n_kv_heads = shape->kv_heads;
-  options.head_size = shape->width / shape->heads;
-  options.type = state->type->cache;
+  if (!bench_layer_create_pages(state, cache))
+    return false;
+  if (shape->past == 0)
+    return true;
   const mha_tensor keys = bench_layer_past(shape, set->keys);
   const mha_tensor values = bench_layer_past(shape, set->values);
-  return bench_layer_report(mha_cache_create(&options, cache, &error), &error) &&
-         bench_layer_report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
+  return bench_is_good(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
 }
 
-static bool create_sets(layer_state *state) {
+static bool create_sets(bench_layer *state) {
   const bench_problem *problem = state->problem;
   const size_t n = (size_t)problem->n_sets;
-  const bool cached = problem->shape.past > 0;
-  const uint32_t flags = state->choice == MHA_ENGINE_XSMM ? MHA_PACK_WEIGHTS : 0;
+  const bool cached = state->plan.cached;
+  const uint32_t flags = state->plan.choice == MHA_ENGINE_XSMM ? MHA_PACK_WEIGHTS : 0;
   state->layers = bench_zeroed(n * sizeof *state->layers);
   state->caches = cached ? bench_zeroed(n * sizeof *state->caches) : NULL;
   bool good = state->layers && (state->caches || !cached);
@@ -99,27 +77,28 @@ static bool create_sets(layer_state *state) {
   return good;
 }
 
-static bool create_context(layer_state *state, int index) {
+static bool create_context(bench_layer *state, int index) {
   const bench_shape *shape = &state->problem->shape;
   mha_context_options options;
   mha_shape size;
   mha_error error;
   MHA_INIT(&options);
   options.n_threads = state->problem->options->threads[index];
-  options.engine = (int32_t)state->choice;
+  options.engine = (int32_t)state->plan.choice;
   MHA_INIT(&size);
   size.batch = shape->batch;
   size.query_length = shape->length;
   size.key_length = shape->past + shape->length;
-  size.cached = shape->past > 0;
+  size.cached = state->plan.cached;
   size.cache_type = state->type->cache;
+  size.cache_page_tokens = state->plan.page_tokens;
   const mha_weights *layer = state->layers[0];
   mha_context **context = &state->contexts[index];
-  return bench_layer_report(mha_context_create(&options, context, &error), &error) &&
-         bench_layer_report(
+  return bench_is_good(mha_context_create(&options, context, &error), &error) &&
+         bench_is_good(
              mha_workspace_bytes(*context, layer, &size, &state->workspace[index], &error),
              &error) &&
-         bench_layer_report(mha_context_reserve(*context, layer, &size, &error), &error);
+         bench_is_good(mha_context_reserve(*context, layer, &size, &error), &error);
 }
 
 void bench_layer_describe(const bench_problem *problem, mha_rules *rules, mha_forward_args *args) {
@@ -136,8 +115,8 @@ void bench_layer_describe(const bench_problem *problem, mha_rules *rules, mha_fo
   args->rules = rules;
 }
 
-static void destroy(void *opaque) {
-  layer_state *state = opaque;
+void bench_layer_destroy(void *opaque) {
+  bench_layer *state = opaque;
   if (!state)
     return;
   for (int i = 0; i < BENCH_MAX_THREADS; i++)
@@ -151,23 +130,30 @@ static void destroy(void *opaque) {
   free(state);
 }
 
-static void *create(const bench_problem *problem, const bench_type *type,
-                    mha_engine_choice choice) {
-  layer_state *state = bench_zeroed(sizeof *state);
+void *bench_layer_start(const bench_problem *problem, const bench_type *type,
+                        bench_layer_plan plan) {
+  bench_layer *state = bench_zeroed(sizeof *state);
   if (!state)
     return NULL;
   state->problem = problem;
   state->type = type;
-  state->choice = choice;
+  state->plan = plan;
   bool good = create_sets(state);
   for (int i = 0; good && i < problem->options->n_threads; i++)
     good = create_context(state, i);
   if (!good) {
-    destroy(state);
+    bench_layer_destroy(state);
     return NULL;
   }
   bench_layer_describe(problem, &state->rules, &state->args);
   return state;
+}
+
+/* A cache where the shape has a past. */
+static void *create(const bench_problem *problem, const bench_type *type,
+                    mha_engine_choice choice) {
+  const bench_layer_plan plan = {.choice = choice, .cached = problem->shape.past > 0};
+  return bench_layer_start(problem, type, plan);
 }
 
 static void *create_blas(const bench_problem *problem, const bench_type *type) {
@@ -184,27 +170,26 @@ static bool has_xsmm(void) {
   return strstr(engines, "xsmm") != NULL;
 }
 
-/* Makes room for the next call's token: a few stores per entry, so it stays inside the
- * clock. */
-static bool forget_token(const layer_state *state, mha_cache *cache) {
+/* Makes room for the next call's tokens, inside the clock: a few stores per entry, and the giving
+ * back of pages is a part of what they cost. */
+static bool forget_tokens(const bench_layer *state, mha_cache *cache) {
   mha_error error;
   bool good = true;
   for (int64_t b = 0; good && cache && b < state->problem->shape.batch; b++)
-    good = bench_layer_report(mha_cache_truncate(cache, b, state->problem->shape.past, &error),
-                              &error);
+    good = bench_is_good(mha_cache_truncate(cache, b, state->problem->shape.past, &error), &error);
   return good;
 }
 
-static bool run(void *opaque, int thread_index, int64_t call) {
-  const layer_state *state = opaque;
+bool bench_layer_run(void *opaque, int thread_index, int64_t call) {
+  const bench_layer *state = opaque;
   const int64_t set = call % state->problem->n_sets;
   mha_forward_args args = state->args;
   mha_error error;
   args.cache = state->caches ? state->caches[set] : NULL;
-  return bench_layer_report(
+  return bench_is_good(
              mha_forward(state->contexts[thread_index], state->layers[set], &args, &error),
              &error) &&
-         forget_token(state, args.cache);
+         forget_tokens(state, args.cache);
 }
 
 static double needs(const bench_problem *problem) {
@@ -222,8 +207,8 @@ static double needs_packed(const bench_problem *problem) {
   return needs(problem) + (double)problem->n_sets * (double)problem->set_bytes;
 }
 
-static size_t bytes(const void *opaque, int thread_index) {
-  return ((const layer_state *)opaque)->workspace[thread_index];
+size_t bench_layer_bytes(const void *opaque, int thread_index) {
+  return ((const bench_layer *)opaque)->workspace[thread_index];
 }
 
 const bench_engine bench_libmha = {
@@ -233,9 +218,9 @@ const bench_engine bench_libmha = {
     .can_be_disturbed = true,
     .needs = needs,
     .create = create_blas,
-    .run = run,
-    .bytes = bytes,
-    .destroy = destroy,
+    .run = bench_layer_run,
+    .bytes = bench_layer_bytes,
+    .destroy = bench_layer_destroy,
 };
 
 const bench_engine bench_xsmm = {
@@ -245,7 +230,7 @@ const bench_engine bench_xsmm = {
     .is_here = has_xsmm,
     .needs = needs_packed,
     .create = create_xsmm,
-    .run = run,
-    .bytes = bytes,
-    .destroy = destroy,
+    .run = bench_layer_run,
+    .bytes = bench_layer_bytes,
+    .destroy = bench_layer_destroy,
 };

@@ -24,19 +24,18 @@ static bool create_context(backward_state *state, int index, const mha_shape *sh
   options.n_threads = state->problem->options->threads[index];
   options.engine = MHA_ENGINE_BLAS;
   mha_context **context = &state->contexts[index];
-  return bench_layer_report(mha_context_create(&options, context, &error), &error) &&
-         bench_layer_report(
+  return bench_is_good(mha_context_create(&options, context, &error), &error) &&
+         bench_is_good(
              mha_workspace_bytes(*context, state->layer, shape, &state->workspace[index], &error),
              &error) &&
-         bench_layer_report(mha_context_reserve(*context, state->layer, shape, &error), &error);
+         bench_is_good(mha_context_reserve(*context, state->layer, shape, &error), &error);
 }
 
 static bool create_tape(backward_state *state, const mha_shape *shape) {
   mha_error error;
-  return bench_layer_report(mha_tape_create(NULL, &state->tape, &error), &error) &&
-         bench_layer_report(mha_tape_bytes(state->layer, shape, &state->tape_bytes, &error),
-                            &error) &&
-         bench_layer_report(mha_tape_reserve(state->tape, state->layer, shape, &error), &error);
+  return bench_is_good(mha_tape_create(NULL, &state->tape, &error), &error) &&
+         bench_is_good(mha_tape_bytes(state->layer, shape, &state->tape_bytes, &error), &error) &&
+         bench_is_good(mha_tape_reserve(state->tape, state->layer, shape, &error), &error);
 }
 
 static void describe_gradients(backward_state *state) {
@@ -95,8 +94,8 @@ static bool forward(const backward_state *state, int thread_index, mha_tape *tap
   mha_forward_args args = state->args;
   mha_error error;
   args.tape = tape;
-  return bench_layer_report(mha_forward(state->contexts[thread_index], state->layer, &args, &error),
-                            &error);
+  return bench_is_good(mha_forward(state->contexts[thread_index], state->layer, &args, &error),
+                       &error);
 }
 
 static bool run(void *opaque, int thread_index, int64_t call) {
@@ -112,7 +111,7 @@ static bool keep(void *opaque, int thread_index) {
 static bool backward(void *opaque, int thread_index) {
   const backward_state *state = opaque;
   mha_error error;
-  return bench_layer_report(
+  return bench_is_good(
       mha_backward(state->contexts[thread_index], state->layer, &state->args, &state->back, &error),
       &error);
 }

@@ -1,33 +1,13 @@
-/* Owns the engines of --pages: mha_forward over caches that differ in their pages alone. A call
- * appends the shape's rows to what the cache has and attends to all of it. */
-#include "engines.h"
+/* Owns how the caches of mha-bench are made, and the engines of --pages: mha_forward over caches
+ * that differ in their pages alone. A call appends the shape's rows to what the cache has and
+ * attends to all of it. */
 #include "layer.h"
-
-#include <stdlib.h>
-
-/* How a cache keeps its tokens. */
-typedef struct page_plan {
-  int64_t tokens; /* of a page; 0 = no pages */
-  bool scattered; /* neighbours of an entry lie anywhere in the pool, as in one long in use */
-} page_plan;
-
-typedef struct pages_state {
-  const bench_problem *problem;
-  const bench_type *type;
-  page_plan plan;
-  mha_weights **layers;                     /* [n_sets] */
-  mha_cache **caches;                       /* [n_sets] */
-  mha_context *contexts[BENCH_MAX_THREADS]; /* one for each thread count */
-  size_t workspace[BENCH_MAX_THREADS];
-  mha_rules rules;
-  mha_forward_args args;
-} pages_state;
 
 /* ---- caches ---- */
 
-static int64_t count_pages(const pages_state *state) {
+static int64_t count_pages(const bench_layer *state) {
   const bench_shape *shape = &state->problem->shape;
-  const int64_t tokens = state->plan.tokens;
+  const int64_t tokens = state->plan.page_tokens;
   return tokens ? shape->batch * ((shape->past + shape->length + tokens - 1) / tokens) : 0;
 }
 
@@ -46,7 +26,7 @@ static int64_t scattering_stride(int64_t n) {
 /* The pool hands free pages out in an order that depends on how they came back: each page goes to
  * an entry of its own, and these give theirs back all over the pool. The token's numbers do not
  * matter, the input has enough of them. */
-static bool scatter(const pages_state *state, mha_cache *cache) {
+static bool scatter(const bench_layer *state, mha_cache *cache) {
   const bench_shape *shape = &state->problem->shape;
   const int64_t n = count_pages(state);
   const int64_t stride = scattering_stride(n);
@@ -55,120 +35,29 @@ static bool scatter(const pages_state *state, mha_cache *cache) {
   token.batch = token.length = 1;
   bool good = true;
   for (int64_t i = 0; good && i < n; i++)
-    good = bench_layer_report(mha_cache_append(cache, &token, &token, &i, NULL, &error), &error);
+    good = bench_is_good(mha_cache_append(cache, &token, &token, &i, NULL, &error), &error);
   for (int64_t i = 0; good && i < n; i++)
-    good = bench_layer_report(mha_cache_reset(cache, i * stride % n, &error), &error);
+    good = bench_is_good(mha_cache_reset(cache, i * stride % n, &error), &error);
   return good;
 }
 
-static bool create_cache(const pages_state *state, const bench_weights *set, mha_cache **cache) {
+bool bench_layer_create_pages(const bench_layer *state, mha_cache **cache) {
   const bench_shape *shape = &state->problem->shape;
   mha_cache_options options;
   mha_error error;
   MHA_INIT(&options);
-  options.page_tokens = state->plan.tokens;
+  options.page_tokens = state->plan.page_tokens;
   options.n_pages = count_pages(state);
   options.n_entries = state->plan.scattered ? options.n_pages : shape->batch;
   options.capacity = shape->past + shape->length;
   options.n_kv_heads = shape->kv_heads;
   options.head_size = shape->width / shape->heads;
   options.type = state->type->cache;
-  if (!bench_layer_report(mha_cache_create(&options, cache, &error), &error) ||
-      (state->plan.scattered && !scatter(state, *cache)))
-    return false;
-  if (shape->past == 0)
-    return true;
-  const mha_tensor keys = bench_layer_past(shape, set->keys);
-  const mha_tensor values = bench_layer_past(shape, set->values);
-  return bench_layer_report(mha_cache_append(*cache, &keys, &values, NULL, NULL, &error), &error);
+  return bench_is_good(mha_cache_create(&options, cache, &error), &error) &&
+         (!state->plan.scattered || scatter(state, *cache));
 }
 
-/* ---- the engine ---- */
-
-static bool create_sets(pages_state *state) {
-  const bench_problem *problem = state->problem;
-  const size_t n = (size_t)problem->n_sets;
-  state->layers = bench_zeroed(n * sizeof *state->layers);
-  state->caches = bench_zeroed(n * sizeof *state->caches);
-  bool good = state->layers && state->caches;
-  for (size_t i = 0; good && i < n; i++)
-    good = bench_layer_create(problem, &problem->sets[i], state->type, 0, &state->layers[i]) &&
-           create_cache(state, &problem->sets[i], &state->caches[i]);
-  return good;
-}
-
-static bool create_context(pages_state *state, int index) {
-  const bench_shape *shape = &state->problem->shape;
-  const mha_weights *layer = state->layers[0];
-  mha_context **context = &state->contexts[index];
-  mha_context_options options;
-  mha_shape size;
-  mha_error error;
-  MHA_INIT(&options);
-  options.n_threads = state->problem->options->threads[index];
-  options.engine = MHA_ENGINE_BLAS;
-  MHA_INIT(&size);
-  size.batch = shape->batch;
-  size.query_length = shape->length;
-  size.key_length = shape->past + shape->length;
-  size.cached = 1;
-  size.cache_type = state->type->cache;
-  size.cache_page_tokens = state->plan.tokens;
-  return bench_layer_report(mha_context_create(&options, context, &error), &error) &&
-         bench_layer_report(
-             mha_workspace_bytes(*context, layer, &size, &state->workspace[index], &error),
-             &error) &&
-         bench_layer_report(mha_context_reserve(*context, layer, &size, &error), &error);
-}
-
-static void destroy(void *opaque) {
-  pages_state *state = opaque;
-  if (!state)
-    return;
-  for (int i = 0; i < BENCH_MAX_THREADS; i++)
-    mha_context_destroy(state->contexts[i]);
-  for (int64_t i = 0; state->layers && i < state->problem->n_sets; i++)
-    mha_weights_destroy(state->layers[i]);
-  for (int64_t i = 0; state->caches && i < state->problem->n_sets; i++)
-    mha_cache_destroy(state->caches[i]);
-  free(state->layers);
-  free(state->caches);
-  free(state);
-}
-
-static void *create(const bench_problem *problem, const bench_type *type, page_plan plan) {
-  pages_state *state = bench_zeroed(sizeof *state);
-  if (!state)
-    return NULL;
-  state->problem = problem;
-  state->type = type;
-  state->plan = plan;
-  bool good = create_sets(state);
-  for (int i = 0; good && i < problem->options->n_threads; i++)
-    good = create_context(state, i);
-  if (!good) {
-    destroy(state);
-    return NULL;
-  }
-  bench_layer_describe(problem, &state->rules, &state->args);
-  return state;
-}
-
-/* What the call has appended goes again inside the clock: taking pages and giving them back is a
- * part of what pages cost. */
-static bool run(void *opaque, int thread_index, int64_t call) {
-  const pages_state *state = opaque;
-  const bench_shape *shape = &state->problem->shape;
-  const int64_t set = call % state->problem->n_sets;
-  mha_forward_args args = state->args;
-  mha_error error;
-  args.cache = state->caches[set];
-  bool good = bench_layer_report(
-      mha_forward(state->contexts[thread_index], state->layers[set], &args, &error), &error);
-  for (int64_t b = 0; good && b < shape->batch; b++)
-    good = bench_layer_report(mha_cache_truncate(args.cache, b, shape->past, &error), &error);
-  return good;
-}
+/* ---- the engines ---- */
 
 /* Of the caches, whose last pages may be filled in part, and of layers of other types. */
 static double needs(const bench_problem *problem) {
@@ -182,42 +71,45 @@ static double needs(const bench_problem *problem) {
   return (double)problem->n_sets * bytes;
 }
 
-static size_t bytes(const void *opaque, int thread_index) {
-  return ((const pages_state *)opaque)->workspace[thread_index];
+static void *create(const bench_problem *problem, const bench_type *type, int64_t page_tokens,
+                    bool scattered) {
+  const bench_layer_plan plan = {MHA_ENGINE_BLAS, true, page_tokens, scattered};
+  return bench_layer_start(problem, type, plan);
 }
 
 static void *create_unpaged(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){0, false});
+  return create(problem, type, 0, false);
 }
 
 static void *create_16(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){16, true});
+  return create(problem, type, 16, true);
 }
 
 static void *create_64(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){64, true});
+  return create(problem, type, 64, true);
 }
 
 static void *create_256(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){256, true});
+  return create(problem, type, 256, true);
 }
 
 static void *create_ordered_16(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){16, false});
+  return create(problem, type, 16, false);
 }
 
 static void *create_ordered_64(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){64, false});
+  return create(problem, type, 64, false);
 }
 
 static void *create_ordered_256(const bench_problem *problem, const bench_type *type) {
-  return create(problem, type, (page_plan){256, false});
+  return create(problem, type, 256, false);
 }
 
 #define ENGINE(engine_name, engine_create)                                                         \
   {                                                                                                \
     .name = (engine_name), .has_types = true, .computes_layer = true, .needs = needs,              \
-    .create = (engine_create), .run = run, .bytes = bytes, .destroy = destroy                      \
+    .create = (engine_create), .run = bench_layer_run, .bytes = bench_layer_bytes,                 \
+    .destroy = bench_layer_destroy                                                                 \
   }
 
 const bench_engine bench_pages[BENCH_N_PAGES] = {

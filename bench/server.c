@@ -1,10 +1,10 @@
 /* Owns the ways to serve the traffic, all through the public header. */
 #include "server.h"
 
-#include "layer.h"
 #include "problem.h"
 #include "progress.h"
 #include "statistics.h"
+#include "status.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -48,9 +48,8 @@ bool server_layer_create(server_layer *layer, int64_t width, int64_t heads, int 
   matrices.output = layer->matrices + 3 * square;
   MHA_INIT(&options);
   options.n_threads = threads;
-  return bench_layer_report(mha_weights_create(&config, &matrices, &layer->weights, &error),
-                            &error) &&
-         bench_layer_report(mha_context_create(&options, &layer->context, &error), &error);
+  return bench_is_good(mha_weights_create(&config, &matrices, &layer->weights, &error), &error) &&
+         bench_is_good(mha_context_create(&options, &layer->context, &error), &error);
 }
 
 void server_layer_destroy(server_layer *layer) {
@@ -87,7 +86,7 @@ static bool make_cache(server *s, mha_error *error) {
     options.page_tokens = o->page_tokens;
     options.n_pages = o->n_pages;
   }
-  return bench_layer_report(mha_cache_create(&options, &s->cache, error), error);
+  return bench_is_good(mha_cache_create(&options, &s->cache, error), error);
 }
 
 static const float *token_at(const server_layer *layer, int64_t request, int64_t position) {
@@ -103,8 +102,7 @@ static void put_rows(const server *s, float *to, int64_t request, int64_t length
 
 static bool call(server *s, const mha_forward_args *args) {
   mha_error error;
-  return bench_layer_report(mha_forward(s->layer->context, s->layer->weights, args, &error),
-                            &error);
+  return bench_is_good(mha_forward(s->layer->context, s->layer->weights, args, &error), &error);
 }
 
 static mha_forward_args describe(server *s) {
@@ -173,7 +171,7 @@ static bool begin_sequences(server *s, const traffic *t) {
     const mha_status status = q->has_prefix
                                   ? mha_cache_copy_entry(s->cache, s->options->sequences, i, &error)
                                   : mha_cache_reset(s->cache, i, &error);
-    if (!bench_layer_report(status, &error))
+    if (!bench_is_good(status, &error))
       return false;
   }
   return true;
@@ -183,7 +181,7 @@ static bool end_sequences(server *s, const traffic *t) {
   mha_error error;
   for (int64_t i = 0; i < s->options->sequences; i++)
     if (t->sequences[i].request >= 0 && t->sequences[i].ends &&
-        !bench_layer_report(mha_cache_reset(s->cache, i, &error), &error))
+        !bench_is_good(mha_cache_reset(s->cache, i, &error), &error))
       return false;
   return true;
 }

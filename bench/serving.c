@@ -1,9 +1,9 @@
 /* mha-bench-serving: sequences that arrive and leave, served by one layer over a cache, in several
  * ways that take turns. This file owns the command line, the rounds and the report. */
-#include "layer.h"
 #include "machine.h"
 #include "server.h"
 #include "statistics.h"
+#include "status.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -20,11 +20,15 @@ typedef struct cache_kind {
   int32_t type;
 } cache_kind;
 
-static const cache_kind kinds[] = {
-    {.page_tokens = 16, .n_pages = 5, .type = MHA_F32},
-    {.capacity = 40, .window = 12, .type = MHA_Q8_0},
-    {.capacity = 40, .type = MHA_F32},
-    {.capacity = 40, .page_tokens = 16, .n_pages = 6, .window = 1, .rollback = 3, .type = MHA_BF16}};
+static const cache_kind kinds[] = {{.page_tokens = 16, .n_pages = 5, .type = MHA_F32},
+                                   {.capacity = 40, .window = 12, .type = MHA_Q8_0},
+                                   {.capacity = 40, .type = MHA_F32},
+                                   {.capacity = 40,
+                                    .page_tokens = 16,
+                                    .n_pages = 6,
+                                    .window = 1,
+                                    .rollback = 3,
+                                    .type = MHA_BF16}};
 
 enum { N_CACHES = sizeof kinds / sizeof *kinds };
 
