@@ -324,6 +324,7 @@ static void outputs_beside_and_over_stored_rows(void **state) {
 /* ---- Shapes ---------------------------------------------------------------------------------- */
 
 static void shapes_of_no_type(void **state) {
+  static const int64_t no_pages[] = {-16, 1, 8, 17, 48, INT64_MAX};
   (void)state;
   for (int with_layer = 0; with_layer < 2; with_layer++)
     for (size_t k = 0; k <= COUNT(no_types); k++) {
@@ -350,6 +351,12 @@ static void shapes_of_no_type(void **state) {
       shape.backward = 3;
       baseline_expect_error(mha_workspace_bytes(context, weights, &shape, &bytes, &error),
                             MHA_ERROR_VALUE, &error, "shape.backward");
+      shape.backward = MHA_BACKWARD_NONE;
+      for (size_t p = 0; p < COUNT(no_pages); p++) {
+        shape.cache_page_tokens = no_pages[p];
+        baseline_expect_error(mha_workspace_bytes(context, weights, &shape, &bytes, &error),
+                              MHA_ERROR_VALUE, &error, "shape.cache_page_tokens");
+      }
       mha_context_destroy(context);
       mha_weights_destroy(weights);
       test_release(&fixture);
