@@ -31,6 +31,7 @@ set(MHA_SOURCES
     src/attention/merge.c
     src/api/masks.c
     src/api/rules.c
+    src/api/project.c
     src/api/reserve.c
     src/layer/scratch.c
     src/attention/attention.c

@@ -1280,6 +1280,46 @@ typedef struct mha_forward_args {
 MHA_API MHA_MUST_CHECK mha_status mha_forward(mha_context *context, const mha_weights *weights,
                                               const mha_forward_args *args, mha_error *error);
 
+/* ---- The steps apart ------------------------------------------------------------------------- */
+
+/**
+ * Steps 1 and 2 of mha_forward's call alone, for those who do step 3 themselves or elsewhere: Q, K
+ * and V as they are projected, normalised and rotated. With mha_attend on them as [B][L][heads]
+ * [size] and mha_project_output after it, that is mha_forward.
+ * @param context scratch; not NULL.
+ * @param weights the layer; not NULL.
+ * @param args    the call, without a cache; not NULL. Of the rules only lengths, starts and, for
+ *                the positions of queries, the alignment matter; output, results and tape are not
+ *                looked at.
+ * @param q       receives Q [B][Lq][H·d], dense; NULL = not wanted.
+ * @param k       receives K [B][Lk][G·d], dense; NULL where v is.
+ * @param v       receives V [B][Lk][G·dv], dense; NULL where k is.
+ * @param error   receives the outcome, or NULL.
+ * Packed, B is 1 and the rows are all together. Rows beyond a length or behind the last sequence
+ * are left as they are. No array overlaps another one or an input.
+ * Errors: those of mha_forward; UNSUPPORTED: a cache. Nothing is written then.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_project_inputs(mha_context *context,
+                                                     const mha_weights *weights,
+                                                     const mha_forward_args *args, float *q,
+                                                     float *k, float *v, mha_error *error);
+
+/**
+ * Step 5 of mha_forward's call alone: output = concat·Wo + bo, added to what is there where
+ * args->accumulate says so. Rows that are not computed count as zeros, as in mha_forward.
+ * @param context scratch; not NULL.
+ * @param weights the layer; not NULL.
+ * @param args    the call, without a cache; not NULL. Its inputs are checked, not read; results and
+ *                tape are not looked at.
+ * @param concat  [B][Lq][H·dv], dense; not NULL where there are rows. Overlaps no output.
+ * @param error   receives the outcome, or NULL.
+ * Errors: as mha_project_inputs.
+ */
+MHA_API MHA_MUST_CHECK mha_status mha_project_output(mha_context *context,
+                                                     const mha_weights *weights,
+                                                     const mha_forward_args *args,
+                                                     const float *concat, mha_error *error);
+
 /* ---- The core alone -------------------------------------------------------------------------- */
 
 /** Where mha_attend writes and what it obeys. */

@@ -295,3 +295,29 @@ mha_status mha_forward_again(mha_forward_call *c, mha_error *error) {
     status = attend(c);
   return mha_explain(status, error);
 }
+
+/* ---- some of the steps ---- */
+
+mha_status mha_forward_project(mha_forward_call *c, mha_error *error) {
+  mha_status status = mha_context_enter(c->context, error);
+  if (status)
+    return status;
+  status = take_workspace(c, error);
+  if (!status)
+    status = mha_explain(project_inputs(c), error);
+  if (!status)
+    status = mha_explain(prepare_inputs(c), error);
+  mha_context_leave(c->context);
+  return status;
+}
+
+mha_status mha_forward_finish(mha_forward_call *c, const float *concat, mha_error *error) {
+  mha_status status = mha_context_enter(c->context, error);
+  if (status)
+    return status;
+  status = take_workspace(c, error);
+  if (!status)
+    status = mha_explain(project_output(c, concat), error);
+  mha_context_leave(c->context);
+  return status;
+}

@@ -61,4 +61,10 @@ void mha_forward_split(const mha_forward_call *c, const float *q, const float *k
  * room: nothing of the caller's is written, and no trace shows it. */
 mha_status mha_forward_again(mha_forward_call *c, mha_error *error);
 
+/* Steps 1 and 2 alone, into what is kept: of Q where the call attends, of K and V where it appends.
+ * Then step 5 alone, from concat [B][Lq][H·dv]. Both enter the context; errors as mha_forward_run.
+ */
+mha_status mha_forward_project(mha_forward_call *c, mha_error *error);
+mha_status mha_forward_finish(mha_forward_call *c, const float *concat, mha_error *error);
+
 #endif
