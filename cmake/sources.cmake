@@ -144,3 +144,24 @@ set(MHA_CLI_SOURCES
     src/cli/terminal.c
     src/cli/article.c
     src/cli/view.c)
+
+set(MHA_MPI_SOURCES
+    src/mpi/team.c
+    src/mpi/agree.c
+    src/mpi/share.c
+    src/mpi/local.c
+    src/mpi/output.c
+    src/mpi/forward.c
+    src/mpi/blocks.c
+    src/mpi/ring.c
+    src/mpi/positions.c
+    src/mpi/attend.c
+    src/mpi/backward.c)
+
+# What libmha_mpi needs of src/ beside the public functions.
+set(MHA_BASE_SOURCES
+    src/base/error.c
+    src/base/memory.c
+    src/base/arguments.c
+    src/base/tensor.c
+    src/base/element.c)

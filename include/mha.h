@@ -134,22 +134,23 @@ extern "C" {
 /** What a call came to. Each error is one class of mistake; the message tells the case. */
 typedef enum mha_status {
   MHA_OK = 0,
-  MHA_ERROR_NULL = 1,         /**< a pointer that must be given is NULL */
-  MHA_ERROR_STRUCT_SIZE = 2,  /**< struct_size too small or too large (MHA_INIT was forgotten), or
-                                   an unknown tail that is not zero */
-  MHA_ERROR_SIZE = 3,         /**< a dimension is zero, negative, or does not fit another */
-  MHA_ERROR_HEADS = 4,        /**< H mod G ≠ 0, or a width that H does not divide */
-  MHA_ERROR_STRIDE = 5,       /**< a stride or leading dimension that no product can take */
-  MHA_ERROR_OVERFLOW = 6,     /**< sizes whose product overflows, or exceeds the BLAS's integer */
-  MHA_ERROR_VALUE = 7,        /**< a number, flag or enumerator outside its allowed set */
-  MHA_ERROR_LENGTH = 8,       /**< a length, offset or position outside its range */
-  MHA_ERROR_WEIGHTS = 9,      /**< a matrix or tensor is missing, ambiguous or does not fit */
-  MHA_ERROR_OVERLAP = 10,     /**< an output overlaps an input, another output or itself */
-  MHA_ERROR_BUSY = 11,        /**< the context is inside another call */
-  MHA_ERROR_MEMORY = 12,      /**< the allocator returned NULL */
-  MHA_ERROR_UNSUPPORTED = 13, /**< legal, but this version does not compute it */
-  MHA_ERROR_IO = 14,          /**< a file cannot be opened, read or written */
-  MHA_ERROR_FORMAT = 15       /**< a file's content breaks its format */
+  MHA_ERROR_NULL = 1,          /**< a pointer that must be given is NULL */
+  MHA_ERROR_STRUCT_SIZE = 2,   /**< struct_size too small or too large (MHA_INIT was forgotten), or
+                                    an unknown tail that is not zero */
+  MHA_ERROR_SIZE = 3,          /**< a dimension is zero, negative, or does not fit another */
+  MHA_ERROR_HEADS = 4,         /**< H mod G ≠ 0, or a width that H does not divide */
+  MHA_ERROR_STRIDE = 5,        /**< a stride or leading dimension that no product can take */
+  MHA_ERROR_OVERFLOW = 6,      /**< sizes whose product overflows, or exceeds the BLAS's integer */
+  MHA_ERROR_VALUE = 7,         /**< a number, flag or enumerator outside its allowed set */
+  MHA_ERROR_LENGTH = 8,        /**< a length, offset or position outside its range */
+  MHA_ERROR_WEIGHTS = 9,       /**< a matrix or tensor is missing, ambiguous or does not fit */
+  MHA_ERROR_OVERLAP = 10,      /**< an output overlaps an input, another output or itself */
+  MHA_ERROR_BUSY = 11,         /**< the context is inside another call */
+  MHA_ERROR_MEMORY = 12,       /**< the allocator returned NULL */
+  MHA_ERROR_UNSUPPORTED = 13,  /**< legal, but this version does not compute it */
+  MHA_ERROR_IO = 14,           /**< a file cannot be opened, read or written */
+  MHA_ERROR_FORMAT = 15,       /**< a file's content breaks its format */
+  MHA_ERROR_COMMUNICATION = 16 /**< of libmha_mpi alone: MPI reports a failure */
 } mha_status;
 
 /** Bytes of mha_error.message, the terminating zero included; longer messages are cut. */

@@ -40,6 +40,8 @@ const char *mha_status_name(mha_status status) {
     return "MHA_ERROR_IO";
   case MHA_ERROR_FORMAT:
     return "MHA_ERROR_FORMAT";
+  case MHA_ERROR_COMMUNICATION:
+    return "MHA_ERROR_COMMUNICATION";
   }
   return "unknown status";
 }

@@ -507,15 +507,27 @@ static void the_library_describes_itself(void **state) {
 }
 
 static void statuses_have_names(void **state) {
-  const char *const names[] = {
-      "MHA_OK",           "MHA_ERROR_NULL",        "MHA_ERROR_STRUCT_SIZE", "MHA_ERROR_SIZE",
-      "MHA_ERROR_HEADS",  "MHA_ERROR_STRIDE",      "MHA_ERROR_OVERFLOW",    "MHA_ERROR_VALUE",
-      "MHA_ERROR_LENGTH", "MHA_ERROR_WEIGHTS",     "MHA_ERROR_OVERLAP",     "MHA_ERROR_BUSY",
-      "MHA_ERROR_MEMORY", "MHA_ERROR_UNSUPPORTED", "MHA_ERROR_IO",          "MHA_ERROR_FORMAT"};
+  const char *const names[] = {"MHA_OK",
+                               "MHA_ERROR_NULL",
+                               "MHA_ERROR_STRUCT_SIZE",
+                               "MHA_ERROR_SIZE",
+                               "MHA_ERROR_HEADS",
+                               "MHA_ERROR_STRIDE",
+                               "MHA_ERROR_OVERFLOW",
+                               "MHA_ERROR_VALUE",
+                               "MHA_ERROR_LENGTH",
+                               "MHA_ERROR_WEIGHTS",
+                               "MHA_ERROR_OVERLAP",
+                               "MHA_ERROR_BUSY",
+                               "MHA_ERROR_MEMORY",
+                               "MHA_ERROR_UNSUPPORTED",
+                               "MHA_ERROR_IO",
+                               "MHA_ERROR_FORMAT",
+                               "MHA_ERROR_COMMUNICATION"};
   (void)state;
   for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
     assert_string_equal(mha_status_name((mha_status)i), names[i]);
-  assert_string_equal(mha_status_name((mha_status)16), "unknown status");
+  assert_string_equal(mha_status_name((mha_status)17), "unknown status");
   assert_string_equal(mha_status_name((mha_status)-1), "unknown status");
 }
 

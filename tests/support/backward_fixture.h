@@ -58,6 +58,9 @@ typedef struct test_back {
   mha_tape *tape;
   mha_backward_args args;
   mha_attend_backward_args attend_args;
+  /* who makes the call of test_back_run instead of the library, with args as they are; or NULL */
+  mha_status (*call)(void *user, mha_error *error);
+  void *call_user;
 } test_back;
 
 /* Builds the fixture, the layer and the context, and makes the forward call where the way back

@@ -10,7 +10,7 @@ static void try_status_name(fuzz_reader *r) {
   const int value =
       fuzz_read_one_in(r, 2) ? (int)(uint32_t)fuzz_read_any(r) : (int)fuzz_read(r, -1, 17);
   const char *name = mha_status_name((mha_status)value);
-  const bool known = value >= MHA_OK && value <= MHA_ERROR_FORMAT;
+  const bool known = value >= MHA_OK && value <= MHA_ERROR_COMMUNICATION;
   FUZZ_CHECK(name && known == (strncmp(name, "MHA_", 4) == 0));
 }
 
