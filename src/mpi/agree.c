@@ -5,21 +5,29 @@
 #include "base/error.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- facts ---- */
 
-void mha_mpi_fact(mha_mpi_facts *facts, const char *name, int64_t value) {
+enum { NUMBER, REAL, DIGEST };
+
+static void add(mha_mpi_facts *facts, const char *name, int64_t value, int kind) {
   if (facts->n >= MHA_MPI_MOST_FACTS) /* none of our lists is as long */
     return;
   facts->names[facts->n] = name;
+  facts->kinds[facts->n] = (char)kind;
   facts->values[facts->n++] = value;
+}
+
+void mha_mpi_fact(mha_mpi_facts *facts, const char *name, int64_t value) {
+  add(facts, name, value, NUMBER);
 }
 
 void mha_mpi_fact_float(mha_mpi_facts *facts, const char *name, double value) {
   int64_t bits = 0;
   memcpy(&bits, &value, sizeof value);
-  mha_mpi_fact(facts, name, bits);
+  add(facts, name, bits, REAL);
 }
 
 /* FNV-1a. */
@@ -32,11 +40,11 @@ static int64_t digest(const void *data, size_t bytes) {
 }
 
 void mha_mpi_fact_list(mha_mpi_facts *facts, const char *name, const int64_t *list, int64_t n) {
-  mha_mpi_fact(facts, name, list && n > 0 ? digest(list, (size_t)n * sizeof *list) : list != NULL);
+  add(facts, name, list && n > 0 ? digest(list, (size_t)n * sizeof *list) : list != NULL, DIGEST);
 }
 
 void mha_mpi_fact_floats(mha_mpi_facts *facts, const char *name, const float *list, int64_t n) {
-  mha_mpi_fact(facts, name, list && n > 0 ? digest(list, (size_t)n * sizeof *list) : list != NULL);
+  add(facts, name, list && n > 0 ? digest(list, (size_t)n * sizeof *list) : list != NULL, DIGEST);
 }
 
 /* ---- agreements ---- */
@@ -77,16 +85,29 @@ static mha_status spread_failure(MPI_Comm communicator, int root, const mha_erro
   return mha_fail(error, found.status, "process %d: %s", root, message);
 }
 
+/* Two of the values that a fact has; what has been digested is not shown. */
+static mha_status differ(const mha_mpi_facts *facts, int i, int64_t one, int64_t other,
+                         mha_error *error) {
+  const int kind = facts->kinds[i];
+  double reals[2];
+  char values[96] = "";
+  memcpy(&reals[0], &one, sizeof one);
+  memcpy(&reals[1], &other, sizeof other);
+  if (kind == NUMBER)
+    (void)snprintf(values, sizeof values, ": %" PRId64 " and %" PRId64, one, other);
+  else if (kind == REAL)
+    (void)snprintf(values, sizeof values, ": %g and %g", reals[0], reals[1]);
+  return mha_fail(error, MHA_ERROR_VALUE, "%s is not the same on all processes%s; rule: it is",
+                  facts->names[i], values);
+}
+
 static mha_status compare(const ballot *b, const mha_mpi_facts *facts, mha_error *error) {
   if (least(b, MOMENT) != greatest(b, MOMENT) || least(b, N_FACTS) != greatest(b, N_FACTS))
     return mha_fail(error, MHA_ERROR_VALUE,
                     "processes make different calls; rule: the same functions in the same order");
   for (int i = 0; i < facts->n; i++)
     if (least(b, FACTS + i) != greatest(b, FACTS + i))
-      return mha_fail(error, MHA_ERROR_VALUE,
-                      "%s is not the same on all processes (from %" PRId64 " to %" PRId64
-                      "); rule: it is, with all that it points to",
-                      facts->names[i], least(b, FACTS + i), greatest(b, FACTS + i));
+      return differ(facts, i, least(b, FACTS + i), greatest(b, FACTS + i), error);
   return MHA_OK;
 }
 
