@@ -29,3 +29,12 @@ target_include_directories(mha_mpi PRIVATE src PUBLIC $<BUILD_INTERFACE:${PROJEC
 target_link_libraries(mha_mpi PUBLIC mha::mha MPI::MPI_C)
 mha_compile_strictly(mha_mpi)
 set_target_properties(mha_mpi PROPERTIES C_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON)
+
+if(MHA_BUILD_CLI)
+  add_executable(mha_mpi_cli ${MHA_MPI_CLI_SOURCES})
+  target_include_directories(mha_mpi_cli PRIVATE src)
+  target_compile_definitions(mha_mpi_cli PRIVATE MHA_STATIC)
+  target_link_libraries(mha_mpi_cli PRIVATE mha::mha_mpi mha::mha ${math})
+  mha_compile_strictly(mha_mpi_cli)
+  set_target_properties(mha_mpi_cli PROPERTIES OUTPUT_NAME mha-mpi C_VISIBILITY_PRESET hidden)
+endif()

@@ -165,3 +165,9 @@ set(MHA_BASE_SOURCES
     src/base/arguments.c
     src/base/tensor.c
     src/base/element.c)
+
+set(MHA_MPI_CLI_SOURCES
+    src/base/error.c
+    src/base/memory.c
+    src/mpicli/main.c
+    src/mpicli/bench.c)

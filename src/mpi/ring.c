@@ -383,6 +383,7 @@ static const piece before_first = {.index = -1};
  */
 typedef struct travel {
   MPI_Request requests[2 * MOST_PARTS];
+  MPI_Status statuses[2 * MOST_PARTS]; /* of no interest; some compilers warn of "ignored" ones */
   int n;
   double begin;
   int64_t bytes;
@@ -407,7 +408,8 @@ static mha_status start_travel(const mha_mpi_ring *r, int32_t step, travel *t, m
   float *from = r->traveller[step % 2];
   float *to = r->traveller[(step + 1) % 2];
   mha_status status = MHA_OK;
-  *t = (travel){.begin = mha_mpi_now(r->team), .bytes = arriving * (int64_t)sizeof(float)};
+  t->begin = mha_mpi_now(r->team);
+  t->bytes = arriving * (int64_t)sizeof(float);
   for (int64_t at = 0; !status && at < arriving; at += MHA_MPI_MOST)
     status = mha_mpi_check(MPI_Irecv(to + at, (int)mha_min(arriving - at, MHA_MPI_MOST), MPI_FLOAT,
                                      previous, step, r->team->positions, &t->requests[t->n++]),
@@ -424,7 +426,7 @@ static void push_on(const mha_mpi_ring *r, int32_t step, travel *t) {
   int done = 0;
   if (t->n == 0)
     return;
-  if (MPI_Testall(t->n, t->requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && done) {
+  if (MPI_Testall(t->n, t->requests, &done, t->statuses) == MPI_SUCCESS && done) {
     mha_mpi_tell(r->team, MHA_MPI_TRAVEL, step, t->begin, t->bytes);
     t->n = 0;
   }
@@ -435,7 +437,7 @@ static mha_status end_travel(const mha_mpi_ring *r, int32_t step, travel *t, mha
     return MHA_OK;
   const double begin = mha_mpi_now(r->team);
   const mha_status status =
-      mha_mpi_check(MPI_Waitall(t->n, t->requests, MPI_STATUSES_IGNORE), "MPI_Waitall", error);
+      mha_mpi_check(MPI_Waitall(t->n, t->requests, t->statuses), "MPI_Waitall", error);
   mha_mpi_tell(r->team, MHA_MPI_WAIT, step, begin, t->bytes);
   mha_mpi_tell(r->team, MHA_MPI_TRAVEL, step, t->begin, t->bytes);
   return status;
@@ -469,7 +471,8 @@ mha_status mha_mpi_ring_run(mha_mpi_ring *r, const mha_tensor *q, mha_error *err
   mha_error ignored;
   memset(r->started, 0, (size_t)piece_count(r));
   for (int32_t step = 0; step < p; step++) {
-    travel t = {.n = 0};
+    travel t;
+    t.n = 0;
     mha_status sent = MHA_OK;
     if (step + 1 < p)
       sent = start_travel(r, step, &t, status ? &ignored : error);
