@@ -36,6 +36,19 @@ foreach(kind IN ITEMS shared static)
   export(EXPORT mha_${kind} NAMESPACE mha:: FILE ${PROJECT_BINARY_DIR}/mha-${kind}-targets.cmake)
 endforeach()
 
+if(TARGET mha_mpi)
+  install(TARGETS mha_mpi EXPORT mha_mpi
+          RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT MpiRuntime
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT MpiRuntime
+                  NAMELINK_COMPONENT MpiDevelopment
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT MpiDevelopment
+          INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT mha_mpi NAMESPACE mha:: FILE mha-mpi-targets.cmake DESTINATION ${package_dir}
+          COMPONENT MpiDevelopment)
+  export(EXPORT mha_mpi NAMESPACE mha:: FILE ${PROJECT_BINARY_DIR}/mha-mpi-targets.cmake)
+  install(FILES include/mha_mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT MpiDevelopment)
+endif()
+
 install(FILES include/mha.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT Development)
 
 set(static_dependencies MhaCBLAS MhaJansson)
@@ -108,22 +121,63 @@ file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha.pc
 install(FILES ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha.pc
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT Development)
 
-if(MHA_BUILD_CLI)
-  # The command finds the library of its own prefix. Debian's policy wants no run path.
-  if(MHA_BUILD_SHARED AND NOT MHA_DEBIAN AND NOT DEFINED CMAKE_INSTALL_RPATH)
-    set(run_path "${CMAKE_INSTALL_LIBDIR}")
-    if(NOT IS_ABSOLUTE "${run_path}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_BINDIR}")
-      file(RELATIVE_PATH run_path "/prefix/${CMAKE_INSTALL_BINDIR}" "/prefix/${run_path}")
-      set(origin "$ORIGIN")
-      if(APPLE)
-        set(origin "@loader_path")
-      endif()
-      string(PREPEND run_path "${origin}/")
-    elseif(NOT IS_ABSOLUTE "${run_path}")
-      string(PREPEND run_path "${CMAKE_INSTALL_PREFIX}/")
+if(TARGET mha_mpi)
+  set(pc_mpi_cflags "")
+  set(pc_mpi_libs "")
+  foreach(folder IN LISTS MPI_C_INCLUDE_DIRS)
+    string(APPEND pc_mpi_cflags " -I${folder}")
+  endforeach()
+  foreach(library IN LISTS MPI_C_LIBRARIES)
+    get_filename_component(folder "${library}" DIRECTORY)
+    get_filename_component(name "${library}" NAME)
+    string(REGEX REPLACE "^lib|\\.(so|a|dylib).*$" "" name "${name}")
+    if(folder AND NOT folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+      string(APPEND pc_mpi_libs " -L${folder}")
     endif()
-    set_target_properties(mha_cli PROPERTIES INSTALL_RPATH "${run_path}")
+    string(APPEND pc_mpi_libs " -l${name}")
+  endforeach()
+  if(NOT MHA_BUILD_SHARED)
+    string(APPEND pc_mpi_cflags " -DMHA_MPI_STATIC")
   endif()
+  configure_file(cmake/mha_mpi.pc.in ${PROJECT_BINARY_DIR}/mha_mpi.pc.in @ONLY)
+  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha_mpi.pc
+       INPUT ${PROJECT_BINARY_DIR}/mha_mpi.pc.in)
+  install(FILES ${PROJECT_BINARY_DIR}/pkgconfig/$<CONFIG>/mha_mpi.pc
+          DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT MpiDevelopment)
+endif()
+
+# mha_find_own_library(<target> <folder>): what is installed in <folder> finds the library of its own
+# prefix. Debian's policy wants no run path.
+function(mha_find_own_library target folder)
+  if(NOT MHA_BUILD_SHARED OR MHA_DEBIAN OR DEFINED CMAKE_INSTALL_RPATH)
+    return()
+  endif()
+  set(run_path "${CMAKE_INSTALL_LIBDIR}")
+  if(NOT IS_ABSOLUTE "${run_path}" AND NOT IS_ABSOLUTE "${folder}")
+    file(RELATIVE_PATH run_path "/prefix/${folder}" "/prefix/${run_path}")
+    set(origin "$ORIGIN")
+    if(APPLE)
+      set(origin "@loader_path")
+    endif()
+    string(PREPEND run_path "${origin}/")
+  elseif(NOT IS_ABSOLUTE "${run_path}")
+    string(PREPEND run_path "${CMAKE_INSTALL_PREFIX}/")
+  endif()
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "${run_path}")
+endfunction()
+
+if(TARGET mha_mpi)
+  mha_find_own_library(mha_mpi "${CMAKE_INSTALL_LIBDIR}")
+endif()
+if(TARGET mha_mpi_cli)
+  mha_find_own_library(mha_mpi_cli "${CMAKE_INSTALL_BINDIR}")
+  install(TARGETS mha_mpi_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT MpiTools)
+  if(NOT MHA_DEBIAN)
+    install(FILES docs/mha-mpi.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT MpiTools)
+  endif()
+endif()
+if(MHA_BUILD_CLI)
+  mha_find_own_library(mha_cli "${CMAKE_INSTALL_BINDIR}")
   install(TARGETS mha_cli DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT Tools)
   if(NOT MHA_DEBIAN) # there it is compressed
     install(FILES docs/mha.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT Tools)

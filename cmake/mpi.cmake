@@ -8,9 +8,19 @@ elseif(MHA_MPI)
   find_package(MPI REQUIRED COMPONENTS C)
   set(has_mpi TRUE)
 endif()
+set(mpi_wrapper "")
 if(NOT has_mpi)
   return()
 endif()
+
+# The wrapper's own name, such as mpicc.openmpi: plain mpicc may be a link to any of them.
+set(wrapper "${MPI_C_COMPILER}")
+while(IS_SYMLINK "${wrapper}" AND wrapper MATCHES "/mpicc$")
+  get_filename_component(folder "${wrapper}" DIRECTORY)
+  file(READ_SYMLINK "${wrapper}" wrapper)
+  cmake_path(ABSOLUTE_PATH wrapper BASE_DIRECTORY "${folder}")
+endwhile()
+get_filename_component(mpi_wrapper "${wrapper}" NAME)
 
 # Shared where libmha is, with a hidden copy of the floor of src/ that reads arguments and writes
 # messages; a static one finds that in libmha.a.

@@ -15,7 +15,7 @@ set(build ${WORK}/build)
 set(WORK ${WORK}/deb)
 file(REMOVE_RECURSE ${WORK})
 forget(${build})
-run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR}
+run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR} -DMHA_MPI=OFF
     -DCMAKE_C_COMPILER=${C_COMPILER} "-DCMAKE_C_FLAGS_RELEASE=${FAST_FLAGS}")
 run(ignored ${CMAKE_COMMAND} --build ${build} --parallel 2)
 run(ignored ${CMAKE_CPACK_COMMAND} --config ${build}/CPackConfig.cmake -B ${WORK})

@@ -12,7 +12,7 @@ file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 
 function(build_with)
-  run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR}
+  run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR} -DMHA_MPI=OFF
       -DCMAKE_C_COMPILER=${C_COMPILER} "-DCMAKE_C_FLAGS_RELEASE=${FAST_FLAGS}" -DMHA_DEBIAN=OFF
       "-DCMAKE_INSTALL_PREFIX=${prefix}" ${ARGN})
   run(ignored ${CMAKE_COMMAND} --build ${build} --parallel 2)

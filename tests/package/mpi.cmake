@@ -1,0 +1,106 @@
+# libmha_mpi, with each MPI that is here: built and installed, its consumer by find_package and by
+# pkg-config run by two processes, and its Debian packages.
+include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
+
+find_program(pkg_config pkg-config REQUIRED)
+set(found "")
+foreach(name IN ITEMS openmpi mpich)
+  find_program(wrapper_${name} mpicc.${name})
+  find_program(exec_${name} mpiexec.${name})
+  if(wrapper_${name} AND exec_${name})
+    list(APPEND found ${name})
+  endif()
+endforeach()
+if(NOT found)
+  message("SKIPPED: neither Open MPI nor MPICH is installed under Debian's names")
+  return()
+endif()
+
+# Open MPI's answers to what it asks; they mean nothing to MPICH.
+set(environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+                OMPI_MCA_rmaps_base_oversubscribe=1)
+set(consumer ${SOURCE}/tests/consumer_mpi)
+set(build ${WORK}/build)
+file(REMOVE_RECURSE ${WORK})
+file(MAKE_DIRECTORY ${WORK})
+
+# configure(<mpi> <option>...): the objects of libmha itself stay from one to the next.
+function(configure name)
+  forget(${build})
+  run(ignored ${CMAKE_COMMAND} -S ${SOURCE} --preset deb -B ${build} -G ${GENERATOR}
+      -DCMAKE_C_COMPILER=${C_COMPILER} "-DCMAKE_C_FLAGS_RELEASE=${FAST_FLAGS}" -DMHA_MPI=ON
+      -DMHA_XSMM=OFF -DMPI_C_COMPILER=${wrapper_${name}} ${ARGN})
+  run(ignored ${CMAKE_COMMAND} --build ${build} --parallel 2)
+endfunction()
+
+function(expect_of name program)
+  run(numbers ${CMAKE_COMMAND} -E env ${environment} ${ARGN} ${exec_${name}} -n 2 ${program})
+  expect_numbers("${numbers}")
+endfunction()
+
+function(consume name prefix)
+  set(dir ${WORK}/consume-${name})
+  run(ignored ${CMAKE_COMMAND} -S ${consumer} -B ${dir} -G ${GENERATOR}
+      -DCMAKE_C_COMPILER=${C_COMPILER} -DCONSUMER_VERSION=${VERSION} -DCMAKE_PREFIX_PATH=${prefix})
+  run(ignored ${CMAKE_COMMAND} --build ${dir})
+  expect_of(${name} ${dir}/consumer_mpi)
+endfunction()
+
+function(consume_pc name prefix)
+  file(GLOB_RECURSE pc ${prefix}/mha_mpi.pc)
+  get_filename_component(pc_dir ${pc} DIRECTORY)
+  get_filename_component(library_dir ${pc_dir} DIRECTORY)
+  set(ENV{PKG_CONFIG_PATH} "")
+  set(ENV{PKG_CONFIG_LIBDIR} ${pc_dir})
+  run(flags ${pkg_config} --cflags --libs mha_mpi)
+  message("${name}: ${flags}")
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run(ignored ${C_COMPILER} -std=c11 ${consumer}/consumer_mpi.c -o ${prefix}/consumer ${flags} -lm)
+  expect_of(${name} ${prefix}/consumer LD_LIBRARY_PATH=${library_dir})
+endfunction()
+
+function(check_packages name)
+  find_program(lintian lintian)
+  find_program(dpkg_deb dpkg-deb)
+  find_program(shlibdeps dpkg-shlibdeps)
+  if(NOT lintian OR NOT dpkg_deb OR NOT shlibdeps)
+    message("SKIPPED: lintian and dpkg-dev are not installed")
+    return()
+  endif()
+  set(dir ${WORK}/deb-${name})
+  configure(${name})
+  run(ignored ${CMAKE_CPACK_COMMAND} --config ${build}/CPackConfig.cmake -B ${dir})
+  file(GLOB packages ${dir}/*.deb)
+  set(text "")
+  foreach(package IN LISTS packages)
+    run(contents ${dpkg_deb} --contents ${package})
+    run(control ${dpkg_deb} --info ${package})
+    string(APPEND text "${package}\n${contents}${control}\n")
+  endforeach()
+  set(library libopenmpi3)
+  if(name STREQUAL "mpich")
+    set(library libmpich12)
+  endif()
+  foreach(pattern IN ITEMS "libmha_mpi[.]so[.]0" "include/mha_mpi[.]h" "pkgconfig/mha_mpi[.]pc"
+                           "mha-mpi-targets[.]cmake" "bin/mha-mpi" "man1/mha-mpi[.]1[.]gz"
+                           "Package: libmha-mpi0\n" "Package: libmha-mpi-dev\n"
+                           "Package: mha-mpi\n" "Depends: [^\n]*${library}" "lib${name}-dev")
+    if(NOT text MATCHES "${pattern}")
+      fail("No package has ${pattern}:\n${text}")
+    endif()
+  endforeach()
+  run(said ${lintian} --fail-on error,warning --allow-root ${packages})
+  message("${said}")
+endfunction()
+
+foreach(name IN LISTS found)
+  set(prefix ${WORK}/first-${name})
+  configure(${name} -DMHA_DEBIAN=OFF -DCMAKE_INSTALL_PREFIX=${prefix})
+  run(ignored ${CMAKE_COMMAND} --install ${build})
+  file(RENAME ${prefix} ${WORK}/${name})
+  consume(${name} ${WORK}/${name})
+  consume_pc(${name} ${WORK}/${name})
+  run(said ${CMAKE_COMMAND} -E env ${environment} ${exec_${name}} -n 2 ${WORK}/${name}/bin/mha-mpi bench
+      --shape=quick --rounds=1)
+  check_packages(${name})
+endforeach()
