@@ -146,21 +146,6 @@ static bool take_rules(conf_case *c, ort_call *call) {
 /* ---- Projection -------------------------------------------------------------------------------
  */
 
-static void copy_step(void *user, const mha_trace_step *step) {
-  static const char *const names[] = {"Q", "K", "V"};
-  const ort_call *call = user;
-  for (int which = 0; which < 3; which++) {
-    if (strcmp(step->name, names[which]) != 0)
-      continue;
-    float *to = call->projected[which];
-    for (int64_t b = 0; b < step->shape[0]; b++) {
-      for (int64_t i = 0; i < step->shape[1]; i++, to += step->shape[2])
-        memcpy(to, step->data + b * step->strides[0] + i * step->strides[1],
-               (size_t)step->shape[2] * sizeof *to);
-    }
-  }
-}
-
 /* Has the layer make Q, K and V. */
 static bool project(conf_case *c, mha_context *context, ort_call *call) {
   const conf_sizes *s = &call->sizes;
@@ -168,14 +153,11 @@ static bool project(conf_case *c, mha_context *context, ort_call *call) {
   call->projected[0] = conf_floats(c, s->B * s->Lq * s->H * s->d);
   call->projected[1] = conf_floats(c, s->B * s->fresh * s->H * s->d);
   call->projected[2] = conf_floats(c, s->B * s->fresh * s->H * s->dv);
-  call->args.output = conf_floats(c, s->B * s->Lq * s->H * s->dv);
-  if (!call->projected[0] || !call->projected[1] || !call->projected[2] || !call->args.output)
-    return false;
-  if (!conf_expect(c, mha_context_trace(context, copy_step, call, &error), &error))
-    return false;
-  const mha_status status = mha_forward(context, call->weights, &call->args, &error);
-  const bool passed = conf_expect(c, status, &error);
-  return conf_expect(c, mha_context_trace(context, NULL, NULL, &error), &error) && passed;
+  return call->projected[0] && call->projected[1] && call->projected[2] &&
+         conf_expect(c,
+                     mha_project_inputs(context, call->weights, &call->args, call->projected[0],
+                                        call->projected[1], call->projected[2], &error),
+                     &error);
 }
 
 /* Puts the past in front and compares present_key and present_value, [B][H][Lk][size]: past ones
