@@ -4,7 +4,7 @@
  * library itself; how many calls that were is told at the end.
  *
  *   MHA_TEST_SPREAD   heads or positions */
-#include "mha_mpi.h"
+#include "mpicli/spread.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -30,12 +30,56 @@ mha_status test_spread_backward(mha_context *context, const mha_weights *weights
                                 const mha_forward_args *args, const mha_backward_args *back,
                                 mha_error *error);
 
+static mha_spread spread;
 static mha_mpi_team *team;
 static mha_mpi_place place;
 static bool by_positions;
 static long n_spread, n_left;
 
-/* ---- numbers that every process has a part of ---- */
+/* ---- layers ---- */
+
+/* Heads that do not divide, blocks that a share would cut, and what is not done by several. What is
+ * wrong for one process too is found by the library itself then. */
+static bool is_left(mha_status status) {
+  return status == MHA_ERROR_HEADS || status == MHA_ERROR_SIZE || status == MHA_ERROR_UNSUPPORTED;
+}
+
+/* What the spread calls follow before the library has looked at it. */
+static bool can_be_read(const mha_forward_args *args) {
+  return args && args->struct_size == sizeof *args && !args->cache && args->batch > 0 &&
+         args->query_length > 0 && args->key_length >= 0 &&
+         (!args->rules || args->rules->struct_size == sizeof *args->rules) &&
+         (!args->results || args->results->struct_size == sizeof *args->results);
+}
+
+mha_status test_spread_forward(mha_context *context, const mha_weights *weights,
+                               const mha_forward_args *args, mha_error *error) {
+  if (context && weights && can_be_read(args)) {
+    const mha_status status = mha_spread_forward(&spread, context, weights, args, error);
+    if (!is_left(status)) {
+      n_spread++;
+      return status;
+    }
+  }
+  n_left++;
+  return mha_forward(context, weights, args, error);
+}
+
+mha_status test_spread_backward(mha_context *context, const mha_weights *weights,
+                                const mha_forward_args *args, const mha_backward_args *back,
+                                mha_error *error) {
+  mha_backward_args without_tape = *back;
+  const mha_status status = mha_spread_backward(&spread, context, weights, args, back, error);
+  if (!is_left(status)) {
+    n_spread++;
+    return status;
+  }
+  n_left++;
+  without_tape.tape = NULL;
+  return mha_backward(context, weights, args, &without_tape, error);
+}
+
+/* ---- the core, by positions ---- */
 
 static void *allocate(int64_t n, size_t bytes) {
   void *memory = calloc(n > 0 ? (size_t)n : 1, bytes);
@@ -54,157 +98,6 @@ static void unite(float *numbers, int64_t n) {
     memcpy(numbers, bits, (size_t)n * sizeof *bits);
   free(bits);
 }
-
-/* Of each number that a process has changed the new one. */
-static void unite_changes(float *numbers, const float *before, int64_t n) {
-  int32_t *owner = allocate(n, sizeof *owner);
-  int32_t *last = allocate(n, sizeof *last);
-  float *own = allocate(n, sizeof *own);
-  for (int64_t i = 0; i < n; i++)
-    owner[i] = memcmp(&numbers[i], &before[i], sizeof *before) == 0 ? -1 : place.rank;
-  MPI_Allreduce(owner, last, (int)n, MPI_INT32_T, MPI_MAX, MPI_COMM_WORLD);
-  for (int64_t i = 0; i < n; i++)
-    if (last[i] == place.rank || (last[i] < 0 && place.rank == 0))
-      own[i] = numbers[i];
-  unite(own, n);
-  if (n > 0)
-    memcpy(numbers, own, (size_t)n * sizeof *own);
-  free(owner);
-  free(last);
-  free(own);
-}
-
-static void explicit_strides(int64_t L, int64_t width, int64_t *batch_stride, int64_t *row_stride) {
-  if (!*row_stride)
-    *row_stride = width;
-  if (!*batch_stride)
-    *batch_stride = *row_stride >= width ? L * *row_stride : *row_stride;
-}
-
-/* ---- by heads ---- */
-
-static mha_status share_of(const mha_weights *weights, mha_mpi_weights **share,
-                           mha_config *config) {
-  mha_matrices m;
-  MHA_INIT(&m);
-  MHA_INIT(config);
-  mha_status status = mha_weights_config(weights, config, NULL);
-  if (!status)
-    status = mha_weights_matrices(weights, &m, NULL);
-  m.ownership = MHA_BORROW;
-  return status ? status : mha_mpi_weights_create(team, config, &m, share, NULL);
-}
-
-/* The process's heads among all, of an array [B][H][n]. */
-static void spread_heads(const float *own, float *all, int64_t B, int64_t H, int64_t n) {
-  const int64_t heads = H / place.by_heads;
-  float *whole = allocate(B * H * n, sizeof *whole);
-  for (int64_t b = 0; b < B; b++)
-    memcpy(whole + (b * H + place.head * heads) * n, own + b * heads * n,
-           (size_t)(heads * n) * sizeof *own);
-  unite(whole, B * H * n);
-  memcpy(all, whole, (size_t)(B * H * n) * sizeof *all);
-  free(whole);
-}
-
-static bool takes_no_heads(const mha_forward_args *args) {
-  return !args || args->struct_size < sizeof *args || args->cache || args->batch < 1 ||
-         args->query_length < 1 || args->key_length < 0 ||
-         (args->rules && (args->rules->dropout != 0 || args->rules->struct_size == 0)) ||
-         (args->results && args->results->struct_size == 0);
-}
-
-static mha_status forward_by_heads(mha_context *context, const mha_weights *weights,
-                                   const mha_forward_args *given, mha_error *error) {
-  mha_forward_args args = *given;
-  mha_mpi_weights *share = NULL;
-  mha_config config;
-  if (share_of(weights, &share, &config)) {
-    n_left++;
-    return mha_forward(context, weights, given, error);
-  }
-  n_spread++;
-  const bool packed = args.rules && args.rules->query_starts;
-  const int64_t B = packed ? 1 : args.batch;
-  const int64_t Lq = args.query_length;
-  const int64_t Lk = args.key ? args.key_length : Lq;
-  mha_results results;
-  MHA_INIT(&results);
-  if (given->results)
-    results = *given->results;
-  float *weights_of_own = allocate(results.weights ? B * config.n_heads * Lq * Lk : 0, 4);
-  float *lse = allocate(results.log_sum_exp ? B * config.n_heads * Lq : 0, 4);
-  results.weights = results.weights ? weights_of_own : NULL;
-  results.log_sum_exp = results.log_sum_exp ? lse : NULL;
-  args.results = given->results ? &results : NULL;
-  args.tape = NULL;
-  const mha_status status = mha_mpi_forward(team, context, share, &args, NULL, error);
-  if (!status && results.weights)
-    spread_heads(weights_of_own, given->results->weights, B, config.n_heads, Lq * Lk);
-  if (!status && results.log_sum_exp)
-    spread_heads(lse, given->results->log_sum_exp, B, config.n_heads, Lq);
-  free(weights_of_own);
-  free(lse);
-  mha_mpi_weights_destroy(share);
-  return status;
-}
-
-typedef struct gradient {
-  float *numbers;
-  int64_t n;
-} gradient;
-
-/* First to last number of a matrix's gradient, without gaps. */
-static int64_t size_of(int64_t in, int64_t heads, int64_t size) {
-  return in * heads * size;
-}
-
-mha_status test_spread_backward(mha_context *context, const mha_weights *weights,
-                                const mha_forward_args *args, const mha_backward_args *back,
-                                mha_error *error) {
-  mha_mpi_weights *share = NULL;
-  mha_backward_args b = *back;
-  mha_config c;
-  if (by_positions || takes_no_heads(args) || share_of(weights, &share, &c)) {
-    n_left++;
-    b.tape = NULL;
-    return mha_backward(context, weights, args, &b, error);
-  }
-  n_spread++;
-  b.tape = NULL;
-  const mha_bias *bias = args->rules ? &args->rules->bias : NULL;
-  const gradient own[] = {
-      {b.d_wq, size_of(c.query_width, c.n_heads, c.head_size)},
-      {b.d_wk, size_of(c.key_width, c.n_kv_heads, c.head_size)},
-      {b.d_wv, size_of(c.value_width, c.n_kv_heads, c.value_head_size)},
-      {b.d_wo, size_of(c.output_width, c.n_heads, c.value_head_size)},
-      {b.d_bq, c.n_heads * c.head_size},
-      {b.d_bk, c.n_kv_heads * c.head_size},
-      {b.d_bv, c.n_kv_heads * c.value_head_size},
-      {b.d_alibi_slopes, c.n_heads},
-      {b.d_sinks, c.n_heads},
-      {b.d_bias, bias ? bias->batch * bias->heads * bias->rows * bias->columns : 0}};
-  enum { N_OWN = sizeof own / sizeof *own };
-  float *before[N_OWN] = {NULL};
-  for (int i = 0; i < N_OWN; i++)
-    if (own[i].numbers) {
-      before[i] = allocate(own[i].n, sizeof(float));
-      memcpy(before[i], own[i].numbers, (size_t)own[i].n * sizeof(float));
-    }
-  mha_forward_args forward = *args;
-  forward.tape = NULL;
-  forward.results = NULL;
-  const mha_status status = mha_mpi_backward(team, context, share, &forward, &b, error);
-  for (int i = 0; i < N_OWN; i++)
-    if (own[i].numbers) {
-      unite_changes(own[i].numbers, before[i], own[i].n);
-      free(before[i]);
-    }
-  mha_mpi_weights_destroy(share);
-  return status;
-}
-
-/* ---- by positions ---- */
 
 static mha_mpi_range rows_of(int64_t length, int32_t rank) {
   const int64_t begin = rank * length / place.by_positions;
@@ -258,83 +151,9 @@ static void share_lse(const float *own, float *all, int64_t n, int64_t L) {
   free(whole);
 }
 
-static int64_t *own_positions(const int64_t *all, int64_t B, int64_t L) {
-  const mha_mpi_range rows = rows_of(L, place.position);
-  int64_t *own = allocate(B * rows.length, sizeof *own);
-  for (int64_t b = 0; b < B && all; b++)
-    for (int64_t i = 0; i < rows.length; i++)
-      own[b * rows.length + i] = all[b * L + rows.begin + i];
-  return own;
-}
-
 static bool takes_no_positions(const mha_rules *rules, const mha_results *results) {
   return (rules && (rules->query_starts || rules->key_starts || rules->dropout != 0)) ||
          (results && (results->weights || results->average));
-}
-
-static mha_status forward_by_positions(mha_context *context, const mha_weights *weights,
-                                       const mha_forward_args *given, mha_error *error) {
-  mha_forward_args a = *given;
-  mha_mpi_weights *share = NULL;
-  mha_config c;
-  mha_rules rules;
-  mha_results results;
-  if (takes_no_positions(given->rules, given->results) || share_of(weights, &share, &c)) {
-    n_left++;
-    return mha_forward(context, weights, given, error);
-  }
-  n_spread++;
-  const int64_t Lq = a.query_length;
-  const int64_t Lk = a.key ? a.key_length : Lq;
-  const mha_mpi_range q = rows_of(Lq, place.position);
-  const mha_mpi_range k = rows_of(Lk, place.position);
-  MHA_INIT(&rules);
-  if (given->rules)
-    rules = *given->rules;
-  own_rules(&rules, q);
-  explicit_strides(Lq, c.query_width, &a.query_batch_stride, &a.query_row_stride);
-  explicit_strides(Lk, c.key_width, &a.key_batch_stride, &a.key_row_stride);
-  explicit_strides(Lk, c.value_width, &a.value_batch_stride, &a.value_row_stride);
-  explicit_strides(Lq, c.output_width, &a.output_batch_stride, &a.output_row_stride);
-  float *output = a.output;
-  a.query += q.begin * a.query_row_stride;
-  a.key = a.key ? a.key + k.begin * a.key_row_stride : NULL;
-  a.value = a.value ? a.value + k.begin * a.value_row_stride : NULL;
-  a.output += q.begin * a.output_row_stride;
-  a.query_length = q.length;
-  a.key_length = a.key ? k.length : 0;
-  a.flags |= MHA_ALLOW_EMPTY;
-  int64_t *query_positions = own_positions(a.query_positions, a.batch, Lq);
-  int64_t *key_positions = own_positions(a.key_positions, a.batch, Lk);
-  a.query_positions = a.query_positions ? query_positions : NULL;
-  a.key_positions = a.key_positions ? key_positions : NULL;
-  float *lse = allocate(a.batch * c.n_heads * q.length, sizeof *lse);
-  MHA_INIT(&results);
-  const bool wants = given->results && given->results->log_sum_exp;
-  results.log_sum_exp = wants ? lse : NULL;
-  a.rules = &rules;
-  a.results = &results;
-  a.tape = NULL;
-  const mha_status status = mha_mpi_forward(team, context, share, &a, NULL, error);
-  if (!status)
-    share_rows(output, a.batch, Lq, c.output_width, a.output_batch_stride, a.output_row_stride);
-  if (!status && wants)
-    share_lse(lse, given->results->log_sum_exp, a.batch * c.n_heads, Lq);
-  free(lse);
-  free(query_positions);
-  free(key_positions);
-  mha_mpi_weights_destroy(share);
-  return status;
-}
-
-mha_status test_spread_forward(mha_context *context, const mha_weights *weights,
-                               const mha_forward_args *args, mha_error *error) {
-  if (!context || !weights || takes_no_heads(args)) {
-    n_left++;
-    return mha_forward(context, weights, args, error);
-  }
-  return by_positions ? forward_by_positions(context, weights, args, error)
-                      : forward_by_heads(context, weights, args, error);
 }
 
 static mha_tensor own_rows_of(const mha_tensor *given) {
@@ -395,21 +214,18 @@ mha_status test_spread_attend(mha_context *context, const mha_tensor *q, const m
 /* ---- the program ---- */
 
 int main(int argc, char **argv) {
-  mha_mpi_options options;
   mha_error error;
   int provided = 0;
   const char *how = getenv("MHA_TEST_SPREAD");
   by_positions = how && strcmp(how, "positions") == 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  MHA_INIT(&options);
-  MHA_INIT(&place);
-  options.by_heads = by_positions ? 1 : 0;
-  if (mha_mpi_team_create(MPI_COMM_WORLD, &options, &team, &error) ||
-      mha_mpi_team_place(team, &place, &error)) {
+  if (mha_spread_create(&spread, by_positions ? 1 : 0, &error)) {
     fprintf(stderr, "%s\n", error.message);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
   cmocka_set_skip_filter(MHA_TEST_SKIP);
+  team = spread.team;
+  place = spread.place;
   const int status = test_spread_main(argc, argv);
   if (place.rank == 0)
     printf("%ld calls were spread by %s over %d processes, %ld were not\n", n_spread,
@@ -419,7 +235,7 @@ int main(int argc, char **argv) {
   else if (status || n_spread == 0)
     MPI_Abort(MPI_COMM_WORLD, 1);
   else {
-    mha_mpi_team_destroy(team);
+    mha_spread_destroy(&spread);
     MPI_Finalize();
   }
   return status;

@@ -127,7 +127,7 @@ static void random_layers(void **state) {
   (void)state;
   mha_mpi_team *team = test_mpi_team((int32_t)processes(), NULL);
   test_random_seed(&random, 81);
-  for (uint64_t seed = 1; seed <= (test_small() ? 40 : 300); seed++) {
+  for (uint64_t seed = 1; seed <= (test_small() ? 25 : 300); seed++) {
     const test_case c = draw(&random, seed);
     check(team, &c);
   }
@@ -147,7 +147,7 @@ static void own_rows(void **state) {
   mha_mpi_team *team = test_mpi_team((int32_t)processes(), NULL);
   const mha_mpi_place place = test_mpi_place(team);
   test_random_seed(&random, 82);
-  for (uint64_t seed = 1; seed <= 60; seed++) {
+  for (uint64_t seed = 1; seed <= (test_small() ? 10 : 60); seed++) {
     test_case c = draw(&random, seed);
     oracle_result result;
     mha_context *context = NULL;
@@ -313,7 +313,7 @@ static void gradients(void **state) {
   (void)state;
   mha_mpi_team *team = test_mpi_team((int32_t)processes(), NULL);
   test_random_seed(&random, 83);
-  for (uint64_t seed = 1; seed <= (test_small() ? 30 : 200); seed++) {
+  for (uint64_t seed = 1; seed <= (test_small() ? 20 : 200); seed++) {
     test_back_case c = test_back_draw(&random, seed, false);
     choose_heads(&random, &c.forward);
     if (processes() > 1)

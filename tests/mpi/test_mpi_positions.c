@@ -246,7 +246,7 @@ static void random_layers(void **state) {
     mha_mpi_team *team = test_mpi_team(by_heads, NULL);
     if (!team)
       continue;
-    for (uint64_t seed = 1; seed <= (test_small() ? 40 : 200); seed++) {
+    for (uint64_t seed = 1; seed <= (test_small() ? 20 : 200); seed++) {
       const test_case c = draw(&random, seed, by_heads, false);
       check_layer(team, &random, &c, seed % 3 == 0 ? MHA_MPI_BLOCKS : MHA_MPI_BALANCED);
     }
