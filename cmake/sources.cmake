@@ -126,6 +126,7 @@ set(MHA_CLI_SOURCES
     src/cli/results.c
     src/cli/options.c
     src/cli/option_values.c
+    src/cli/calls.c
     src/cli/demo.c
     src/cli/run.c
     src/cli/arrays.c
@@ -166,8 +167,12 @@ set(MHA_BASE_SOURCES
     src/base/tensor.c
     src/base/element.c)
 
+# The command mha-mpi has `mha run` in it, all but the main program.
 set(MHA_MPI_CLI_SOURCES
-    src/base/error.c
-    src/base/memory.c
+    ${MHA_CLI_SOURCES}
+    ${MHA_READER_SOURCES}
     src/mpicli/main.c
+    src/mpicli/run.c
+    src/mpicli/spread.c
     src/mpicli/bench.c)
+list(REMOVE_ITEM MHA_MPI_CLI_SOURCES src/cli/main.c)

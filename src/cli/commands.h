@@ -3,6 +3,7 @@
 #ifndef MHA_SRC_CLI_COMMANDS_H
 #define MHA_SRC_CLI_COMMANDS_H
 
+#include "calls.h"
 #include "options.h"
 
 /* Exit statuses of the command. */
@@ -13,6 +14,8 @@ int mha_demo(const mha_options *options, mha_error *error);
 
 /* One layer over .npy files. What options forbid each other is found before any file is opened. */
 int mha_run(const mha_options *options, mha_error *error);
+/* The same where others than this process alone may make the calls. */
+int mha_run_by(const mha_calls *calls, const mha_options *options, mha_error *error);
 
 /* What is in a file or a folder of weights, and which layers that makes. */
 int mha_inspect(const mha_options *options, mha_error *error);

@@ -212,10 +212,10 @@ mha_status mha_gradients_prepare(const mha_options *options, const mha_weights *
   return m.status;
 }
 
-mha_status mha_gradients_compute(mha_context *context, const mha_weights *weights,
-                                 const mha_forward_args *args, const mha_gradients *g,
-                                 mha_error *error) {
-  return g->wanted ? mha_backward(context, weights, args, &g->args, error) : MHA_OK;
+mha_status mha_gradients_compute(const mha_calls *calls, mha_context *context,
+                                 const mha_weights *weights, const mha_forward_args *args,
+                                 const mha_gradients *g, mha_error *error) {
+  return g->wanted ? calls->backward(calls->user, context, weights, args, &g->args, error) : MHA_OK;
 }
 
 void mha_gradients_release(mha_gradients *g) {

@@ -3,6 +3,7 @@
 #define MHA_SRC_CLI_GRADIENTS_H
 
 #include "arrays.h"
+#include "calls.h"
 #include "options.h"
 #include "results.h"
 
@@ -37,9 +38,9 @@ mha_status mha_gradients_prepare(const mha_options *options, const mha_weights *
                                  mha_gradients *g, mha_error *error);
 
 /* Goes the way back, after the call of mha_forward, where gradients are wanted. */
-mha_status mha_gradients_compute(mha_context *context, const mha_weights *weights,
-                                 const mha_forward_args *args, const mha_gradients *g,
-                                 mha_error *error);
+mha_status mha_gradients_compute(const mha_calls *calls, mha_context *context,
+                                 const mha_weights *weights, const mha_forward_args *args,
+                                 const mha_gradients *g, mha_error *error);
 
 /* Makes the folder, where there is none and gradients are wanted; signals then remove it as long as
  * nothing is in it. */

@@ -33,6 +33,7 @@ enum {
 };
 
 typedef struct run {
+  const mha_calls *calls;
   const mha_options *options;
   mha_weights *weights;
   mha_context *context;
@@ -84,7 +85,8 @@ static mha_status create(run *r, int *exit_status, mha_error *error) {
   mha_config config;
   mha_context_options context_options;
   MHA_INIT(&config);
-  config.flags = option(r, MHA_OPTION_KEEP_TYPE)->given ? MHA_KEEP_TYPE : 0;
+  const bool keeps = r->calls->keeps_types || option(r, MHA_OPTION_KEEP_TYPE)->given;
+  config.flags = keeps ? MHA_KEEP_TYPE : 0;
   config.norm_epsilon = (float)option(r, MHA_OPTION_NORM_EPSILON)->number;
   config.rope = option(r, MHA_OPTION_ROPE)->rope;
   config.rope_base = option(r, MHA_OPTION_ROPE_BASE)->number;
@@ -100,7 +102,7 @@ static mha_status create(run *r, int *exit_status, mha_error *error) {
   context_options.n_threads = (int32_t)option(r, MHA_OPTION_THREADS)->integer;
   if (!status)
     status = mha_context_create(&context_options, &r->context, error);
-  if (!status && option(r, MHA_OPTION_TRACE)->given)
+  if (!status && r->calls->writes && option(r, MHA_OPTION_TRACE)->given)
     status = mha_context_trace(r->context, mha_view_trace, stdout, error);
   return status;
 }
@@ -308,23 +310,30 @@ static mha_status prepare(run *r, int *exit_status, mha_error *error) {
 }
 
 static mha_status compute(run *r, mha_error *error) {
+  const mha_calls *calls = r->calls;
   const mha_steps_cache cache = {option(r, MHA_OPTION_CACHE_TYPE)->element,
                                  option(r, MHA_OPTION_CACHE_PAGES)->integer};
   if (option(r, MHA_OPTION_STEPS)->given)
-    return mha_forward_by_steps(r->context, r->weights, &r->config, &cache, &r->args, error);
-  const mha_status status = mha_forward(r->context, r->weights, &r->args, error);
-  return status ? status
-                : mha_gradients_compute(r->context, r->weights, &r->args, &r->gradients, error);
+    return mha_forward_by_steps(calls, r->context, r->weights, &r->config, &cache, &r->args, error);
+  const mha_status status = calls->forward(calls->user, r->context, r->weights, &r->args, error);
+  return status
+             ? status
+             : mha_gradients_compute(calls, r->context, r->weights, &r->args, &r->gradients, error);
+}
+
+int mha_run_by(const mha_calls *calls, const mha_options *options, mha_error *error) {
+  run r = {.calls = calls, .options = options};
+  int exit_status = MHA_EXIT_DATA;
+  mha_status status = prepare(&r, &exit_status, error);
+  const bool good = calls->all_are_good(calls->user, !status);
+  if (good)
+    status = compute(&r, error);
+  if (good && !status && calls->writes)
+    status = write_results(&r, error);
+  release(&r);
+  return good && !status ? MHA_EXIT_OK : exit_status;
 }
 
 int mha_run(const mha_options *options, mha_error *error) {
-  run r = {.options = options};
-  int exit_status = MHA_EXIT_DATA;
-  mha_status status = prepare(&r, &exit_status, error);
-  if (!status)
-    status = compute(&r, error);
-  if (!status)
-    status = write_results(&r, error);
-  release(&r);
-  return status ? exit_status : MHA_EXIT_OK;
+  return mha_run_by(&mha_calls_alone, options, error);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 typedef struct steps {
+  const mha_calls *calls;
   const mha_forward_args *whole;
   mha_cache *cache;
   mha_steps_cache how;
@@ -104,7 +105,7 @@ static mha_status step(mha_context *context, const mha_weights *weights, const s
   cut_bias(&rules.bias, t);
   results.weights = s->weights;
   results.log_sum_exp = s->lse;
-  const mha_status status = mha_forward(context, weights, &args, error);
+  const mha_status status = s->calls->forward(s->calls->user, context, weights, &args, error);
   if (!status)
     put_row(s, t);
   return status;
@@ -117,7 +118,7 @@ static mha_status create_cache(steps *s, const mha_config *config, mha_error *er
   MHA_INIT(&options);
   options.n_entries = s->whole->batch;
   options.capacity = s->whole->query_length;
-  options.n_kv_heads = config->n_kv_heads;
+  options.n_kv_heads = s->calls->kv_heads(s->calls->user, config->n_kv_heads);
   options.head_size = config->head_size;
   options.value_head_size = config->value_head_size;
   options.type = s->how.type;
@@ -153,17 +154,19 @@ static mha_status prepare(steps *s, const mha_config *config, mha_error *error) 
   return status;
 }
 
-mha_status mha_forward_by_steps(mha_context *context, const mha_weights *weights,
-                                const mha_config *config, const mha_steps_cache *cache,
-                                const mha_forward_args *args, mha_error *error) {
+mha_status mha_forward_by_steps(const mha_calls *calls, mha_context *context,
+                                const mha_weights *weights, const mha_config *config,
+                                const mha_steps_cache *cache, const mha_forward_args *args,
+                                mha_error *error) {
   const mha_allocator memory = mha_memory_allocator(NULL);
-  steps s = {.whole = args,
+  steps s = {.calls = calls,
+             .whole = args,
              .how = *cache,
              .n_heads = config->n_heads,
              .query_width = config->query_width,
              .output_width = config->output_width};
   if (args->batch == 0 || args->query_length == 0) /* no cache is that small */
-    return mha_forward(context, weights, args, error);
+    return calls->forward(calls->user, context, weights, args, error);
   mha_status status = prepare(&s, config, error);
   for (int64_t t = 0; !status && t < args->query_length; t++)
     status = step(context, weights, &s, t, error);

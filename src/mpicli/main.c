@@ -6,6 +6,10 @@
 
 static int print_help(void) {
   puts("mha-mpi - one layer over several processes: mpiexec -n N mha-mpi COMMAND\n\n"
+       "mha-mpi run [options]     one layer over .npy files, with the options of `mha run`, which\n"
+       "                          run --help prints\n"
+       "  --by-heads=N    so many processes share the heads of the same rows; without it all do,\n"
+       "                  and with 1 each has rows of its own\n\n"
        "mha-mpi bench [options]   layers of random numbers, by heads and by positions, beside one\n"
        "                          process with the threads of all\n"
        "  --shape=NAME    bert8, gpt1k, long4k or quick; without it the first three\n"
@@ -19,10 +23,12 @@ static int print_help(void) {
 static int run(int argc, char **argv, int rank) {
   if (argc >= 2 && strcmp(argv[1], "bench") == 0)
     return mha_mpi_bench(argc - 2, argv + 2);
+  if (argc >= 2 && strcmp(argv[1], "run") == 0)
+    return mha_mpi_run(argc - 2, argv + 2);
   if (argc == 2 && strcmp(argv[1], "--help") == 0)
     return rank == 0 ? print_help() : 0;
   if (rank == 0)
-    fputs("mha-mpi: no such command; rule: bench, and --help explains it\n", stderr);
+    fputs("mha-mpi: no such command; rule: run or bench, and --help explains them\n", stderr);
   return 2;
 }
 

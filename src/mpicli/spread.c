@@ -159,11 +159,21 @@ typedef struct own_results {
   int64_t n_weights, n_lse;
 } own_results;
 
+/* The most tokens that an entry of the call has so far. */
+static int64_t cached_tokens(const mha_forward_args *a) {
+  int64_t most = 0;
+  int64_t length = 0;
+  for (int64_t b = 0; a->cache && b < a->batch; b++)
+    if (!mha_cache_length(a->cache, a->cache_entries ? a->cache_entries[b] : b, &length, NULL))
+      most = mha_max(most, length);
+  return most;
+}
+
 static own_results ask(const mha_spread *s, const mha_forward_args *a, const mha_config *c) {
   own_results own = {.H = c->n_heads, .Lq = a->query_length};
   const bool packed = a->rules && a->rules->query_starts;
   own.B = packed ? 1 : a->batch;
-  own.Lk = a->key ? a->key_length : a->query_length;
+  own.Lk = (a->key ? a->key_length : a->query_length) + cached_tokens(a);
   own.heads = own.H / s->place.by_heads;
   own.first_head = s->place.head * own.heads;
   own.rows = own_rows(s, own.Lq);

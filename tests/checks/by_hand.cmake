@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/../common.cmake)
 file(REMOVE_RECURSE ${WORK})
 file(MAKE_DIRECTORY ${WORK})
 file(GLOB sources ${SOURCE}/src/*/*.c)
-list(FILTER sources EXCLUDE REGEX "/src/(cli|mpi)/|/engine/xsmm\\.c$") # without_xsmm.c stands for it
+list(FILTER sources EXCLUDE REGEX "/src/(cli|mpi|mpicli)/|/engine/xsmm\\.c$") # without_xsmm.c stands for it
 run(ignored ${C_COMPILER} -std=c11 -O1 -pthread -shared -fPIC -I${SOURCE}/include -I${SOURCE}/src
     ${BLAS_OPTIONS} -I${BLAS_INCLUDE_DIR} -I${JANSSON_INCLUDE_DIR} ${sources} -o ${WORK}/libmha.so
     ${BLAS_LIBRARIES} ${JANSSON_LIBRARY} -lm)

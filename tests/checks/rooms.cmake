@@ -24,10 +24,10 @@ only("libxsmm_[a-z]|LIBXSMM_[A-Z]" "^src/engine/xsmm\\.c$")
 only("(mmap|mprotect|munmap) *\\(" "^src/(engine/code|engine/blas_threads|files/mapping)\\.c$")
 only("omp\\.h|omp_[a-z]+|#pragma omp" "^src/runtime/openmp\\.c$")
 only("(malloc|calloc|realloc|aligned_alloc|posix_memalign|free|strdup) *\\("
-     "^src/base/memory\\.c$|^src/cli/")
-only("(v?f?printf|puts|fputs|perror|exit|abort|_Exit) *\\(" "^src/cli/")
-only("stderr|stdout|assert\\.h" "^src/cli/")
-only("MPI_[A-Z][a-z]+_?[a-z]* *\\(|<mpi\\.h>" "^src/mpi/")
+     "^src/base/memory\\.c$|^src/(cli|mpicli)/")
+only("(v?f?printf|puts|fputs|perror|exit|abort|_Exit) *\\(" "^src/(cli|mpicli)/")
+only("stderr|stdout|assert\\.h" "^src/(cli|mpicli)/")
+only("MPI_[A-Z][a-z]+_?[a-z]* *\\(|<mpi\\.h>" "^src/mpi(cli)?/")
 only("pthread|<threads\\.h>" "^src/(engine/blas|engine/blas_threads|runtime/parallel|runtime/pool|runtime/fork)\\.c$|^src/runtime/cpus\\.[ch]$")
 # Arrows run down: a folder includes itself and what it names here, and nothing else.
 set(below_base base)
@@ -39,6 +39,7 @@ set(below_layer attention cache runtime engine base)
 set(below_api layer attention cache runtime engine base)
 set(below_files layer cache base)
 set(below_cli files base)
+set(below_mpicli cli files base) # the command mha-mpi
 set(below_mpi base) # and mha.h alone: it is a library of its own
 foreach(file IN LISTS files)
   if(NOT file MATCHES "^src/([a-z]+)/[a-z0-9_]+[.][ch]$")
