@@ -264,6 +264,49 @@ static mha_status show_events(bench *b, way how, mha_error *error) {
   return status;
 }
 
+/* ---- what carries the messages ---- */
+
+enum { MOST_BYTES = 1 << 22, LINK_ROUNDS = 50 };
+
+/* Seconds of a sum over all, and of a message to and fro, halved; the median of many. */
+static double time_link(int what, float *numbers, int n, double *distance) {
+  double seconds[LINK_ROUNDS];
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  for (int i = 0; i < LINK_ROUNDS; i++) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double begin = MPI_Wtime();
+    if (what == 0)
+      MPI_Allreduce(MPI_IN_PLACE, numbers, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int from = 0; what == 1 && from < 2; from++)
+      if (rank == from)
+        MPI_Send(numbers, n, MPI_FLOAT, 1 - from, 0, MPI_COMM_WORLD);
+      else if (rank == 1 - from)
+        MPI_Recv(numbers, n, MPI_FLOAT, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    seconds[i] = (MPI_Wtime() - begin) / (what == 1 ? 2 : 1);
+  }
+  return median_of(seconds, LINK_ROUNDS, distance);
+}
+
+static int measure_link(void) {
+  static float numbers[MOST_BYTES / 4];
+  static const char *const names[] = {"sum over all", "message"};
+  int rank = 0;
+  int processes = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &processes);
+  for (int what = 0; what < (processes > 1 ? 2 : 0); what++)
+    for (int bytes = 4; bytes <= MOST_BYTES; bytes *= 32) {
+      double distance = 0;
+      const double seconds = time_link(what, numbers, bytes / 4, &distance);
+      if (rank == 0)
+        printf("%-12s %8d bytes %10.1f us (iqr %.1f)\n", names[what], bytes, 1e6 * seconds,
+               1e6 * distance);
+    }
+  (void)fflush(stdout);
+  return 0;
+}
+
 /* ---- the command ---- */
 
 static mha_status run_shape(bench *b, mha_error *error) {
@@ -303,6 +346,8 @@ int mha_mpi_bench(int n_words, char **words) {
   const shape *only = NULL;
   mha_error error;
   int threads = 1;
+  if (n_words == 1 && strcmp(words[0], "--link") == 0)
+    return measure_link();
   for (int i = 0; i < n_words; i++) {
     const bool known = number_of(words[i], "--threads", &threads) ||
                        number_of(words[i], "--rounds", &b.rounds) ||
@@ -312,7 +357,7 @@ int mha_mpi_bench(int n_words, char **words) {
     if (!known || threads == 0 || b.rounds == 0) {
       fprintf(stderr,
               "mha-mpi: bench: \"%s\"; rule: --shape=bert8|gpt1k|long4k|quick, --threads=N, "
-              "--rounds=1..99, --events\n",
+              "--rounds=1..99, --events; or --link alone\n",
               words[i]);
       return 2;
     }

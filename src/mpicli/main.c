@@ -15,7 +15,8 @@ static int print_help(void) {
        "  --shape=NAME    bert8, gpt1k, long4k or quick; without it the first three\n"
        "  --threads=N     of each process, 1\n"
        "  --rounds=N      7\n"
-       "  --events        where the time goes, of one call of each way\n\n"
+       "  --events        where the time goes, of one call of each way\n"
+       "  --link          alone: times of messages and sums between the processes\n\n"
        "mha-mpi --help            print this");
   return 0;
 }
