@@ -50,3 +50,23 @@ if(CXX_COMPILER)
     run(ignored ${CXX_COMPILER} -std=${standard} ${strict} ${WORK}/header.cpp)
   endforeach()
 endif()
+
+# The programs in the documents that begin with it.
+set(n 0)
+file(GLOB documents ${SOURCE}/README.md ${SOURCE}/docs/*.md)
+foreach(document IN LISTS documents)
+  file(READ ${document} text)
+  string(REPLACE ";" "<semicolon>" text "${text}") # lists would be cut there
+  string(REGEX MATCHALL "\n```c\n#include <mha_mpi.h>[^`]*" blocks "${text}")
+  foreach(block IN LISTS blocks)
+    string(REPLACE "<semicolon>" ";" block "${block}")
+    string(REPLACE "\n```c\n" "" block "${block}")
+    file(WRITE ${WORK}/block.c "${block}")
+    run(ignored ${C_COMPILER} -std=c11 -pedantic-errors ${strict} -Wno-missing-prototypes
+        ${WORK}/block.c)
+    math(EXPR n "${n} + 1")
+  endforeach()
+endforeach()
+if(n LESS 1)
+  fail("No document has a program with mha_mpi.h")
+endif()
