@@ -16,7 +16,7 @@ static void add(mha_mpi_facts *facts, const char *name, int64_t value, int kind)
   if (facts->n >= MHA_MPI_MOST_FACTS) /* none of our lists is as long */
     return;
   facts->names[facts->n] = name;
-  facts->kinds[facts->n] = (char)kind;
+  facts->kinds[facts->n] = (unsigned char)kind;
   facts->values[facts->n++] = value;
 }
 

@@ -24,7 +24,7 @@ typedef struct mha_mpi_facts {
   int n;
   const char *names[MHA_MPI_MOST_FACTS];
   int64_t values[MHA_MPI_MOST_FACTS];
-  char kinds[MHA_MPI_MOST_FACTS]; /* how a message shows them */
+  unsigned char kinds[MHA_MPI_MOST_FACTS]; /* how a message shows them */
 } mha_mpi_facts;
 
 void mha_mpi_fact(mha_mpi_facts *facts, const char *name, int64_t value);

@@ -184,7 +184,7 @@ static mha_status attend(core_call *c, const mha_tensor *q, const mha_tensor *k,
 mha_status mha_mpi_attend(mha_mpi_team *team, mha_context *context, const mha_tensor *q,
                           const mha_tensor *k, const mha_tensor *v, const mha_attend_args *args,
                           const mha_mpi_spread *spread, mha_error *error) {
-  mha_error unwanted;
+  mha_error unwanted = {.status = MHA_OK};
   mha_error *told = error ? error : &unwanted;
   core_call c = {.ring = {.team = team, .context = context}};
   mha_status status = mha_require(team, "team", told);

@@ -403,7 +403,7 @@ static mha_status backward(back_call *c, const mha_forward_args *args,
 mha_status mha_mpi_backward(mha_mpi_team *team, mha_context *context,
                             const mha_mpi_weights *weights, const mha_forward_args *args,
                             const mha_backward_args *back, mha_error *error) {
-  mha_error unwanted;
+  mha_error unwanted = {.status = MHA_OK};
   mha_error *told = error ? error : &unwanted;
   back_call c = {.call = {.team = team, .context = context, .weights = weights}};
   mha_status status = mha_require(team, "team", told);

@@ -139,7 +139,7 @@ static mha_status forward(mha_mpi_team *team, mha_context *context, const mha_mp
 mha_status mha_mpi_forward(mha_mpi_team *team, mha_context *context, const mha_mpi_weights *weights,
                            const mha_forward_args *args, const mha_mpi_spread *spread,
                            mha_error *error) {
-  mha_error unwanted;
+  mha_error unwanted = {.status = MHA_OK};
   mha_error *told = error ? error : &unwanted;
   mha_status status = mha_require(team, "team", told);
   if (!status)

@@ -270,7 +270,7 @@ static mha_status read_config(const mha_config *given, mha_config *config, mha_e
 mha_status mha_mpi_weights_create(mha_mpi_team *team, const mha_config *config,
                                   const mha_matrices *matrices, mha_mpi_weights **weights,
                                   mha_error *error) {
-  mha_error local;
+  mha_error local = {.status = MHA_OK};
   mha_error *told = error ? error : &local;
   mha_config c = {0};
   mha_matrices m = {0};
@@ -304,7 +304,7 @@ mha_status mha_mpi_weights_create(mha_mpi_team *team, const mha_config *config,
 
 mha_status mha_mpi_weights_load(mha_mpi_team *team, const mha_config *config, const char *path,
                                 const char *prefix, mha_mpi_weights **weights, mha_error *error) {
-  mha_error local;
+  mha_error local = {.status = MHA_OK};
   mha_error *told = error ? error : &local;
   mha_config c = {0};
   mha_weights *whole = NULL;

@@ -98,7 +98,7 @@ static team_layout lay_out(const mha_mpi_place *place) {
 /* The options and the place are agreed on over `all`, whoever has found a fault. */
 static mha_status create(MPI_Comm all, const mha_mpi_options *given, mha_mpi_team **team,
                          mha_error *error) {
-  mha_mpi_options options;
+  mha_mpi_options options = {0};
   mha_mpi_place place = {0};
   mha_mpi_team *made = NULL;
   mha_mpi_facts facts = {.n = 0};

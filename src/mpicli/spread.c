@@ -34,9 +34,10 @@ static void *allocate(int64_t n, size_t bytes) {
   const mha_allocator c_library = mha_memory_allocator(NULL);
   const size_t all = (size_t)(n > 0 ? n : 1) * bytes;
   void *numbers = mha_memory_allocate(&c_library, all);
-  if (!numbers)
+  if (numbers)
+    memset(numbers, 0, all);
+  else
     MPI_Abort(MPI_COMM_WORLD, 1);
-  memset(numbers, 0, all);
   return numbers;
 }
 
@@ -218,9 +219,11 @@ static void give(const own_results *own, const mha_results *asked, mha_status st
 
 static mha_status forward_rows(const mha_spread *s, mha_context *context,
                                const mha_mpi_weights *share, const mha_config *c,
-                               const mha_forward_args *given, mha_forward_args *a,
+                               const mha_forward_args *given, mha_forward_args whole,
                                mha_error *error) {
   mha_rules rules;
+  mha_forward_args own = whole;
+  mha_forward_args *a = &own;
   const int64_t Lq = a->query_length;
   const int64_t Lk = a->key ? a->key_length : Lq;
   const mha_mpi_range q = own_rows(s, Lq);
@@ -233,7 +236,7 @@ static mha_status forward_rows(const mha_spread *s, mha_context *context,
   explicit_strides(Lk, c->key_width, &a->key_batch_stride, &a->key_row_stride);
   explicit_strides(Lk, c->value_width, &a->value_batch_stride, &a->value_row_stride);
   explicit_strides(Lq, c->output_width, &a->output_batch_stride, &a->output_row_stride);
-  const mha_forward_args whole = *a;
+  whole = *a;
   int64_t *query_positions = cut_positions(a->query_positions, a->batch, Lq, q);
   int64_t *key_positions = cut_positions(a->key_positions, a->batch, Lk, k);
   a->query_positions = a->query_positions ? query_positions : NULL;
@@ -268,7 +271,7 @@ mha_status mha_spread_forward(const mha_spread *s, mha_context *context, const m
   if (s->place.by_positions == 1)
     status = mha_mpi_forward(s->team, context, share, &a, NULL, error);
   else
-    status = forward_rows(s, context, share, &c, given, &a, error);
+    status = forward_rows(s, context, share, &c, given, a, error);
   give(&own, given->results, status);
   mha_mpi_weights_destroy(share);
   return status;
