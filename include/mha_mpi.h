@@ -26,8 +26,8 @@
  * arguments that say the same; sizes, flags, rules and lengths are compared before anything is
  * sent, numbers (of inputs, matrices and masks) are not. What one process finds wrong, and what one
  * has no memory for, is the same status with the same message on all: none is left waiting, and
- * outputs are as they were. Only a team that is NULL is found by the process itself, since it
- * then has nobody to tell.
+ * outputs are as they were (what mha_mpi_forward and mha_mpi_backward say of some excepted). Only a
+ * team that is NULL is found by the process itself, since it then has nobody to tell.
  *
  * What a process that died, or that does not make the call, means is MPI's affair: by the
  * communicator's error handler or for ever the others wait or end. A failure that MPI reports on
@@ -277,7 +277,11 @@ MHA_MPI_API MHA_MUST_CHECK mha_status mha_mpi_attend(mha_mpi_team *team, mha_con
  * @param back    not NULL; not kept. The same gradients are wanted on all. A tape is this
  *                process's own.
  * @param error   receives the outcome, or NULL.
- * Errors: those of mha_backward, and as mha_mpi_forward.
+ * Memory and who is busy are found before anything is written. Where one process alone has an
+ * argument that mha_backward refuses, such as a stride, the others may have written gradients of
+ * matrices and of what else their own heads have.
+ * Errors: those of mha_backward, and as mha_mpi_forward; UNSUPPORTED where n is above 1 and Wq, Wk
+ * or Wv absent.
  */
 MHA_MPI_API MHA_MUST_CHECK mha_status mha_mpi_backward(mha_mpi_team *team, mha_context *context,
                                                        const mha_mpi_weights *weights,

@@ -86,6 +86,7 @@ static void add_facts(mha_mpi_facts *facts, const back_call *c) {
   mha_mpi_fact(facts, "which gradients are wanted of back", bits);
   mha_mpi_fact(facts, "back.accumulate", b->accumulate != 0);
   mha_mpi_fact(facts, "back.tape", b->tape != NULL);
+  mha_mpi_fact(facts, "back.dy", b->dy != NULL);
   mha_mpi_local_facts(facts, &c->call.local, c->call.weights, true);
 }
 

@@ -523,6 +523,94 @@ static void rows_that_cannot_be(void **state) {
   end();
 }
 
+/* Gradients are by heads alone, and pass through matrices. */
+static void ways_back_that_there_are_not(void **state) {
+  mha_backward_args back;
+  mha_error error;
+  (void)state;
+  begin(1);
+  float *dy = test_allocate((size_t)(2 * 6 * s.f.c.Eo), sizeof *dy);
+  MHA_INIT(&back);
+  back.dy = dy;
+  back.d_bo = dy;
+  start_clock();
+  expect(mha_mpi_backward(s.team, s.context, s.weights, &s.f.args, &back, &error),
+         MHA_ERROR_UNSUPPORTED, &error);
+  end();
+  test_mpi_still_good(NULL);
+  const test_case c = {
+      .Lq = 3, .H = 2 * n_processes, .d = 2, .source = TEST_SELF, .absent = TEST_Q};
+  test_build(&s.f, &c);
+  mha_mpi_team *team = test_mpi_team(n_processes, NULL);
+  mha_mpi_weights *share = test_mpi_share(team, &s.f);
+  mha_context *context = NULL;
+  test_expect(mha_context_create(&s.f.options, &context, &error), MHA_OK, &error);
+  test_mpi_expect(mha_mpi_backward(team, context, share, &s.f.args, &back, &error),
+                  MHA_ERROR_UNSUPPORTED, &error);
+  mha_context_destroy(context);
+  mha_mpi_weights_destroy(share);
+  mha_mpi_team_destroy(team);
+  test_release(&s.f);
+  free(dy);
+  test_mpi_passed();
+}
+
+/* The core by positions. */
+static void cores_that_cannot_be(void **state) {
+  float numbers[64] = {0};
+  float output[64] = {0};
+  float weights[64];
+  mha_results results;
+  mha_rules rules;
+  mha_error error;
+  (void)state;
+  begin(1);
+  const mha_tensor q = {.data = numbers, .batch = 1, .length = 2, .heads = 2, .size = 4};
+  mha_tensor k = q;
+  const mha_tensor v = q;
+  mha_attend_args args;
+  MHA_INIT(&args);
+  MHA_INIT(&results);
+  MHA_INIT(&rules);
+  args.output = output;
+  args.rules = &rules;
+  test_mpi_expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_OK,
+                  &error);
+  start_clock();
+  expect(mha_mpi_attend(s.team, s.context, rank == 0 ? NULL : &q, &k, &v, &args, NULL, &error),
+         MHA_ERROR_NULL, &error);
+  k.size = rank == 0 ? 3 : 4;
+  start_clock();
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_SIZE,
+         &error);
+  k.size = 4;
+  args.n_sequences = 1;
+  start_clock();
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_UNSUPPORTED,
+         &error);
+  args.n_sequences = 0;
+  results.weights = weights;
+  args.results = &results;
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_UNSUPPORTED,
+         &error);
+  args.results = NULL;
+  rules.dropout = 0.5f;
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_UNSUPPORTED,
+         &error);
+  rules.dropout = 0;
+  args.output = rank == 0 ? numbers : output;
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_OVERLAP,
+         &error);
+  rules.attend.data = weights;
+  rules.attend.batch = rules.attend.heads = rules.attend.rows = 1;
+  rules.attend.columns = 2; /* and not those of all processes */
+  args.output = output;
+  start_clock();
+  expect(mha_mpi_attend(s.team, s.context, &q, &k, &v, &args, NULL, &error), MHA_ERROR_SIZE,
+         &error);
+  end();
+}
+
 /* ---- files ---- */
 
 /* Each process has a folder of its own; one of them lacks the file. */
@@ -613,6 +701,8 @@ int main(int argc, char **argv) {
                                      FAULT(teams_that_cannot_be),
                                      FAULT(calls_that_do_not_meet),
                                      FAULT(rows_that_cannot_be),
+                                     FAULT(ways_back_that_there_are_not),
+                                     FAULT(cores_that_cannot_be),
                                      FAULT(a_file_is_missing),
                                      FAULT(a_cache_is_full)};
   return test_mpi_run(argc, argv, tests, sizeof tests / sizeof *tests);

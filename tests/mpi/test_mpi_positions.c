@@ -197,6 +197,30 @@ static test_case draw(test_random *random, uint64_t seed, int64_t by_heads, bool
   return c;
 }
 
+static int n_events;
+
+static void count_event(void *user, const mha_mpi_event *event) {
+  (void)user;
+  assert_true(event->end >= event->begin && event->bytes >= 0 && event->work <= MHA_MPI_AGREE);
+  n_events++;
+}
+
+/* The same call, told what it does, has the same bits. */
+static void again(mha_mpi_team *team, mha_context *context, const mha_mpi_weights *weights,
+                  const mha_forward_args *args, const mha_mpi_spread *spread, int64_t n) {
+  float *first = test_allocate((size_t)n, sizeof *first);
+  mha_error error;
+  if (n > 0)
+    memcpy(first, args->output, (size_t)n * sizeof *first);
+  n_events = 0;
+  test_expect(mha_mpi_team_trace(team, count_event, NULL, &error), MHA_OK, &error);
+  test_expect(mha_mpi_forward(team, context, weights, args, spread, &error), MHA_OK, &error);
+  test_expect(mha_mpi_team_trace(team, NULL, NULL, &error), MHA_OK, &error);
+  assert_true(n_events >= 3);
+  test_same_bits("once more", (test_shape){{1, 1, 1, n}}, args->output, first);
+  free(first);
+}
+
 static void check_layer(mha_mpi_team *team, test_random *random, const test_case *drawn,
                         int32_t order) {
   const mha_mpi_place place = test_mpi_place(team);
@@ -230,6 +254,7 @@ static void check_layer(mha_mpi_team *team, test_random *random, const test_case
   test_ask_oracle(&fixture, &result);
   judge_rows(&own, &place, own.output, c->Eo, &result.output, &result.lse);
   oracle_free(&result);
+  again(team, context, weights, &args, &spread, c->B * own.queries.n * c->Eo);
   free_call(&own);
   mha_context_destroy(context);
   mha_mpi_weights_destroy(weights);
