@@ -259,10 +259,12 @@ static mha_status share(mha_mpi_team *team, const mha_config *config, mha_weight
   return mha_succeed(error);
 }
 
-/* The config as the whole layer gets it: nothing is packed of it. */
-static mha_status read_config(const mha_config *given, mha_config *config, mha_error *error) {
-  const mha_status status =
-      mha_read_struct(config, sizeof *config, MHA_FIRST_CONFIG, given, "config", error);
+/* The place of the share, and the whole layer's config. */
+static mha_status read_config(mha_mpi_weights **weights, const mha_config *given,
+                              mha_config *config, mha_error *error) {
+  mha_status status = mha_require(weights, "weights", error);
+  if (!status)
+    status = mha_read_struct(config, sizeof *config, MHA_FIRST_CONFIG, given, "config", error);
   config->struct_size = sizeof *config;
   return status;
 }
@@ -280,9 +282,7 @@ mha_status mha_mpi_weights_create(mha_mpi_team *team, const mha_config *config,
   mha_status status = mha_require(team, "team", told);
   if (status)
     return status;
-  status = mha_require(weights, "weights", told);
-  if (!status)
-    status = read_config(config, &c, told);
+  status = read_config(weights, config, &c, told);
   if (!status)
     status = mha_read_struct(&m, sizeof m, MHA_FIRST_MATRICES, matrices, "matrices", told);
   const mha_matrices given = m;
@@ -313,9 +313,7 @@ mha_status mha_mpi_weights_load(mha_mpi_team *team, const mha_config *config, co
   mha_status status = mha_require(team, "team", told);
   if (status)
     return status;
-  status = mha_require(weights, "weights", told);
-  if (!status)
-    status = read_config(config, &c, told);
+  status = read_config(weights, config, &c, told);
   const keeping keep = {.ownership = MHA_BORROW,
                         .flags = c.flags & ~MHA_KEEP_TYPE,
                         .widen = !(c.flags & MHA_KEEP_TYPE)};

@@ -114,7 +114,7 @@ static void cut_rows(const void **data, int64_t *rows, int64_t columns, int64_t 
   *rows = own.length;
 }
 
-static void cut_rules(mha_rules *rules, mha_mpi_range own) {
+void mha_spread_cut_rules(mha_rules *rules, mha_mpi_range own) {
   mha_mask *m = &rules->attend;
   mha_bias *b = &rules->bias;
   cut_rows(&m->data, &m->rows, m->columns, m->heads, &m->batch_stride, &m->head_stride,
@@ -231,7 +231,7 @@ static mha_status forward_rows(const mha_spread *s, mha_context *context,
   MHA_INIT(&rules);
   if (given->rules)
     rules = *given->rules;
-  cut_rules(&rules, q);
+  mha_spread_cut_rules(&rules, q);
   explicit_strides(Lq, c->query_width, &a->query_batch_stride, &a->query_row_stride);
   explicit_strides(Lk, c->key_width, &a->key_batch_stride, &a->key_row_stride);
   explicit_strides(Lk, c->value_width, &a->value_batch_stride, &a->value_row_stride);

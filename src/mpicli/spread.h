@@ -24,6 +24,9 @@ mha_status mha_spread_backward(const mha_spread *spread, mha_context *context,
                                const mha_weights *weights, const mha_forward_args *args,
                                const mha_backward_args *back, mha_error *error);
 
+/* Leaves masks and biases with all rows those of `own`. */
+void mha_spread_cut_rules(mha_rules *rules, mha_mpi_range own);
+
 /* Key heads that this process's share has, of G. */
 int64_t mha_spread_kv_heads(const mha_spread *spread, int64_t G);
 

@@ -105,28 +105,6 @@ static mha_mpi_range rows_of(int64_t length, int32_t rank) {
   return range;
 }
 
-/* A mask's or bias's rows from `begin` on. */
-static void cut_rows(const void **data, int64_t *rows, int64_t columns, int64_t heads,
-                     int64_t *batch_stride, int64_t *head_stride, int64_t *row_stride,
-                     mha_mpi_range own, size_t bytes) {
-  if (!*data || *rows <= 1)
-    return;
-  *row_stride = *row_stride ? *row_stride : columns;
-  *head_stride = *head_stride ? *head_stride : *rows * *row_stride;
-  *batch_stride = *batch_stride ? *batch_stride : heads * *head_stride;
-  *data = (const char *)*data + (size_t)(own.begin * *row_stride) * bytes;
-  *rows = own.length;
-}
-
-static void own_rules(mha_rules *rules, mha_mpi_range own) {
-  mha_mask *m = &rules->attend;
-  mha_bias *b = &rules->bias;
-  cut_rows(&m->data, &m->rows, m->columns, m->heads, &m->batch_stride, &m->head_stride,
-           &m->row_stride, own, 1);
-  cut_rows(&b->data, &b->rows, b->columns, b->heads, &b->batch_stride, &b->head_stride,
-           &b->row_stride, own, sizeof(float));
-}
-
 /* Every process's rows of an output [B][L][width] to all. */
 static void share_rows(float *output, int64_t B, int64_t L, int64_t width, int64_t batch_stride,
                        int64_t row_stride) {
@@ -186,7 +164,7 @@ mha_status test_spread_attend(mha_context *context, const mha_tensor *q, const m
   MHA_INIT(&rules);
   if (args->rules)
     rules = *args->rules;
-  own_rules(&rules, rows);
+  mha_spread_cut_rules(&rules, rows);
   if (!a.output_batch_stride && !a.output_row_stride && !a.output_head_stride) {
     a.output_head_stride = v->size;
     a.output_row_stride = q->heads * v->size;
