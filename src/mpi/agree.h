@@ -13,6 +13,7 @@ typedef enum mha_mpi_moment {
   MHA_MPI_CALL,  /* a layer call */
   MHA_MPI_CORE,  /* step 3 */
   MHA_MPI_BACK,  /* the way back */
+  MHA_MPI_ROWS,  /* the numbers of rows */
   MHA_MPI_READY, /* all memory is there */
   MHA_MPI_DONE   /* everything is computed */
 } mha_mpi_moment;

@@ -143,7 +143,9 @@ static mha_status run(core_call *c, const mha_tensor *q, mha_error *error) {
   mha_status gathered = gather(c->keys, &c->k, k, error);
   if (!gathered)
     gathered = gather(c->values, &c->v, k + r->B * r->keys.rows * r->G * r->d, error);
-  const mha_status status = mha_mpi_ring_run(r, &rows, gathered ? &unsaid : error);
+  mha_status status = mha_mpi_ring_run(r, &rows, gathered ? &unsaid : error);
+  if (!status && !gathered)
+    status = mha_mpi_ring_finish(r, error);
   return gathered ? gathered : status;
 }
 
@@ -174,11 +176,11 @@ static mha_status attend(core_call *c, const mha_tensor *q, const mha_tensor *k,
     return status;
   mha_mpi_ring_place(&c->ring);
   status = mha_mpi_agree(c->ring.team, MHA_MPI_DONE, run(c, q, error), NULL, error);
-  if (!status)
-    status = mha_mpi_ring_finish(&c->ring, c->results.log_sum_exp, error);
-  if (!status)
-    write_output(c);
-  return status;
+  if (status)
+    return status;
+  mha_mpi_ring_show(&c->ring, c->results.log_sum_exp);
+  write_output(c);
+  return MHA_OK;
 }
 
 mha_status mha_mpi_attend(mha_mpi_team *team, mha_context *context, const mha_tensor *q,

@@ -13,11 +13,16 @@ typedef struct head_array {
   bool bytes;
   int64_t *heads, *batch_stride, *head_stride, *row_stride;
   int64_t batch, rows, columns;
+  const char *name;
 } head_array;
 
-static void cut_heads_of(const head_array *a, int64_t H, int64_t first, int64_t n) {
-  if (!*a->data || *a->heads != H || H == n)
-    return;
+static mha_status cut_heads_of(const head_array *a, int64_t H, int64_t first, int64_t n,
+                               mha_error *error) {
+  if (!*a->data || *a->heads == 1 || H == n)
+    return MHA_OK;
+  if (*a->heads != H)
+    return mha_fail(error, MHA_ERROR_SIZE, "%s has %lld heads; rule: 1 or all of the layer's, %lld",
+                    a->name, (long long)*a->heads, (long long)H);
   const int64_t row = *a->row_stride ? *a->row_stride : a->columns;
   const int64_t head =
       *a->head_stride ? *a->head_stride : (a->rows > 1 ? a->rows * row : a->columns);
@@ -29,12 +34,13 @@ static void cut_heads_of(const head_array *a, int64_t H, int64_t first, int64_t 
       a->bytes ? (size_t)(first * head) : mha_element_bytes(a->element, first * head);
   const char *begin = *a->data;
   *a->data = begin + bytes;
+  return MHA_OK;
 }
 
 mha_status mha_mpi_local_rules(const mha_rules *given, int64_t H, int64_t first, int64_t n,
                                mha_rules *rules, mha_error *error) {
   MHA_INIT(rules);
-  const mha_status status =
+  mha_status status =
       given ? mha_read_struct(rules, sizeof *rules, MHA_FIRST_RULES, given, "rules", error)
             : MHA_OK;
   rules->struct_size = sizeof *rules;
@@ -44,21 +50,21 @@ mha_status mha_mpi_local_rules(const mha_rules *given, int64_t H, int64_t first,
   mha_bias *bias = &rules->bias;
   const head_array arrays[] = {
       {&mask->data, 0, true, &mask->heads, &mask->batch_stride, &mask->head_stride,
-       &mask->row_stride, mask->batch, mask->rows, mask->columns},
+       &mask->row_stride, mask->batch, mask->rows, mask->columns, "rules.attend"},
       {&bias->data, bias->element, false, &bias->heads, &bias->batch_stride, &bias->head_stride,
-       &bias->row_stride, bias->batch, bias->rows, bias->columns}};
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-    cut_heads_of(&arrays[i], H, first, n);
+       &bias->row_stride, bias->batch, bias->rows, bias->columns, "rules.bias"}};
+  for (size_t i = 0; !status && i < sizeof arrays / sizeof *arrays; i++)
+    status = cut_heads_of(&arrays[i], H, first, n, error);
   if (rules->alibi_slopes)
     rules->alibi_slopes += first;
   if (rules->sinks)
     rules->sinks += first;
-  if (n < H && rules->dropout != 0)
-    return mha_fail(error, MHA_ERROR_UNSUPPORTED,
-                    "rules.dropout is %g where heads are shared; rule: 0, which weights are "
-                    "dropped depends on all heads",
-                    (double)rules->dropout);
-  return MHA_OK;
+  if (!status && n < H && rules->dropout != 0)
+    status = mha_fail(error, MHA_ERROR_UNSUPPORTED,
+                      "rules.dropout is %g where heads are shared; rule: 0, which weights are "
+                      "dropped depends on all heads",
+                      (double)rules->dropout);
+  return status;
 }
 
 /* ---- inputs ---- */

@@ -133,20 +133,32 @@ static mha_status attend(mha_mpi_call *c, mha_mpi_ring *r, const parts *p,
   const mha_status projected =
       mha_project_inputs(c->context, c->weights->layer, a, p->q, k, v, error);
   mha_mpi_tell(c->team, MHA_MPI_COMPUTE, 0, begin, 0);
-  const mha_status status = mha_mpi_ring_run(r, &q, projected ? &unsaid : error);
+  mha_status status = mha_mpi_ring_run(r, &q, projected ? &unsaid : error);
+  if (!status && !projected)
+    status = mha_mpi_ring_finish(r, error);
   return projected ? projected : status;
 }
 
-/* Step 5: with shared heads a partial output, and the sum. */
+/* Step 5: with shared heads a partial output, and the sum, which those of other rows do not see:
+ * what fails is agreed upon before. */
 static mha_status project_output(mha_mpi_call *c, const mha_mpi_ring *r, mha_forward_args *a,
                                  mha_error *error) {
   const bool shared = c->team->place.by_heads > 1;
   if (shared)
     mha_mpi_output_place(c, a);
   const double begin = mha_mpi_now(c->team);
-  const mha_status status = mha_project_output(c->context, c->weights->layer, a, r->concat, error);
+  mha_status status = mha_project_output(c->context, c->weights->layer, a, r->concat, error);
   mha_mpi_tell(c->team, MHA_MPI_COMPUTE, 0, begin, 0);
-  return shared ? mha_mpi_output_finish(c, status, error) : status;
+  status = mha_mpi_agree(c->team, MHA_MPI_DONE, status, NULL, error);
+  return status || !shared ? status : mha_mpi_output_finish(c, MHA_OK, error);
+}
+
+/* Processes that share heads have the same rows. */
+static mha_status agree_on_rows(const mha_mpi_call *c, int64_t Lq, int64_t Lk, mha_error *error) {
+  mha_mpi_facts facts = {.n = 0};
+  mha_mpi_fact(&facts, "args.query_length", Lq);
+  mha_mpi_fact(&facts, "args.key_length", Lk);
+  return mha_mpi_agree_over(c->team->heads, MHA_MPI_ROWS, MHA_OK, &facts, error);
 }
 
 mha_status mha_mpi_forward_by_positions(mha_mpi_call *c, mha_error *error) {
@@ -163,10 +175,11 @@ mha_status mha_mpi_forward_by_positions(mha_mpi_call *c, mha_error *error) {
                     .dv = w->whole.value_head_size,
                     .order = c->spread.order,
                     .rules = core_rules(c, error, &status)};
-  const mha_status gathered =
-      mha_mpi_ring_gather(&r, a->query_length, a->key ? a->key_length : a->query_length, error);
+  const int64_t Lk = a->key ? a->key_length : a->query_length;
+  const mha_status same = agree_on_rows(c, a->query_length, Lk, error);
+  const mha_status gathered = mha_mpi_ring_gather(&r, a->query_length, Lk, error);
   if (!status)
-    status = gathered;
+    status = same ? same : gathered;
   if (!status)
     status = ready(c, &r, &p, error);
   status = mha_mpi_agree(c->team, MHA_MPI_READY, status, NULL, error);
@@ -181,6 +194,8 @@ mha_status mha_mpi_forward_by_positions(mha_mpi_call *c, mha_error *error) {
   status = attend(c, &r, &p, a, error);
   status = mha_mpi_agree(c->team, MHA_MPI_DONE, status, NULL, error);
   if (!status)
-    status = mha_mpi_ring_finish(&r, c->local.results.log_sum_exp, error);
-  return status ? status : project_output(c, &r, a, error);
+    status = project_output(c, &r, a, error);
+  if (!status)
+    mha_mpi_ring_show(&r, c->local.results.log_sum_exp);
+  return status;
 }

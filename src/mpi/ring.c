@@ -522,7 +522,7 @@ static void show_lse(const mha_mpi_ring *r, const piece *q, float *log_sum_exp) 
            (size_t)q->length * sizeof *lse);
 }
 
-mha_status mha_mpi_ring_finish(mha_mpi_ring *r, float *log_sum_exp, mha_error *error) {
+mha_status mha_mpi_ring_finish(mha_mpi_ring *r, mha_error *error) {
   mha_status status = MHA_OK;
   piece at = before_first;
   while (!status && r->B > 0 && next_piece(r, &at)) {
@@ -530,8 +530,12 @@ mha_status mha_mpi_ring_finish(mha_mpi_ring *r, float *log_sum_exp, mha_error *e
       clear_piece(r, &at);
     if (r->rules.sinks)
       status = take_sinks(r, &at, error);
-    if (log_sum_exp)
-      show_lse(r, &at, log_sum_exp);
   }
   return status;
+}
+
+void mha_mpi_ring_show(const mha_mpi_ring *r, float *log_sum_exp) {
+  piece at = before_first;
+  while (log_sum_exp && r->B > 0 && next_piece(r, &at))
+    show_lse(r, &at, log_sum_exp);
 }

@@ -48,11 +48,13 @@ void mha_mpi_ring_place(mha_mpi_ring *ring);
 mha_status mha_mpi_ring_reserve(const mha_mpi_ring *ring, mha_error *error);
 
 /* Collective by positions, to its end whatever fails on the way: q [B][Lq][H][d] meets all keys,
- * the result is in concat, without sinks until mha_mpi_ring_finish. */
+ * the result is in concat, and whole after mha_mpi_ring_finish. */
 mha_status mha_mpi_ring_run(mha_mpi_ring *ring, const mha_tensor *q, mha_error *error);
 
-/* The sinks' share leaves the result; lse [B][H][Lq], without them, goes to `log_sum_exp` unless
- * that is NULL. */
-mha_status mha_mpi_ring_finish(mha_mpi_ring *ring, float *log_sum_exp, mha_error *error);
+/* Queries that see nobody's keys get 0, and the sinks' share leaves the result. */
+mha_status mha_mpi_ring_finish(mha_mpi_ring *ring, mha_error *error);
+
+/* Copies the log-sum-exp [B][H][Lq], without sinks, to `log_sum_exp` unless that is NULL. */
+void mha_mpi_ring_show(const mha_mpi_ring *ring, float *log_sum_exp);
 
 #endif

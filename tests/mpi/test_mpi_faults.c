@@ -3,6 +3,7 @@
 #include "folder.h"
 #include "processes.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -523,6 +524,46 @@ static void rows_that_cannot_be(void **state) {
   end();
 }
 
+/* By heads and by positions at once: what fails in one row of processes is told to the others. */
+static void heads_and_rows(void **state) {
+  float sinks[64] = {0};
+  mha_error error;
+  (void)state;
+  if (n_processes % 2 != 0) {
+    test_mpi_passed();
+    return;
+  }
+  begin(2);
+  mha_rules rules = s.f.rules;
+  mha_forward_args args = s.f.args;
+  rules.query_lengths = NULL;
+  args.rules = &rules;
+  args.key_length = 0;
+  args.query_length = rank == 1 ? 5 : 6;
+  if (n_processes > 2) { /* otherwise there are no rows to be spread */
+    start_clock();
+    expect(call(&args, &error), MHA_ERROR_VALUE, &error);
+    assert_non_null(strstr(error.message, "args.query_length"));
+  }
+  args.query_length = 6;
+  sinks[s.f.c.H - 1] = NAN; /* of a head that some have */
+  rules.sinks = sinks;
+  start_clock();
+  expect(call(&args, &error), MHA_ERROR_VALUE, &error);
+  nothing_was_written();
+  rules.sinks = NULL;
+  rules.attend.data = sinks;
+  rules.attend.batch = rules.attend.rows = 1;
+  rules.attend.heads = s.f.c.H / 2; /* a share's */
+  rules.attend.columns = 6 * (n_processes / 2);
+  start_clock();
+  expect(call(&args, &error), MHA_ERROR_SIZE, &error);
+  assert_non_null(strstr(error.message, "rules.attend has"));
+  rules.attend.data = NULL;
+  test_mpi_expect(call(&args, &error), MHA_OK, &error);
+  end();
+}
+
 /* Gradients are by heads alone, and pass through matrices. */
 static void ways_back_that_there_are_not(void **state) {
   mha_backward_args back;
@@ -701,6 +742,7 @@ int main(int argc, char **argv) {
                                      FAULT(teams_that_cannot_be),
                                      FAULT(calls_that_do_not_meet),
                                      FAULT(rows_that_cannot_be),
+                                     FAULT(heads_and_rows),
                                      FAULT(ways_back_that_there_are_not),
                                      FAULT(cores_that_cannot_be),
                                      FAULT(a_file_is_missing),

@@ -185,7 +185,8 @@ static test_case draw(test_random *random, uint64_t seed, int64_t by_heads, bool
   c.threads = 1;
   c.want = 0;
   c.accumulate = false;
-  c.absent = 0;
+  if (by_heads > 1)
+    c.absent = 0;
   if (by_heads > 1 && c.norm == MHA_NORM_FULL)
     c.norm = MHA_NORM_PER_HEAD;
   if (by_heads > 1) {
