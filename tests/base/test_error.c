@@ -12,7 +12,7 @@ static void every_status_has_its_own_name(void **state) {
     for (int b = MHA_OK; b < a; b++)
       assert_string_not_equal(mha_status_name((mha_status)a), mha_status_name((mha_status)b));
   }
-  assert_string_equal(mha_status_name((mha_status)(MHA_ERROR_FORMAT + 1)), "unknown status");
+  assert_string_equal(mha_status_name((mha_status)(MHA_ERROR_COMMUNICATION + 1)), "unknown status");
 }
 
 static void a_failure_stores_status_and_message(void **state) {
