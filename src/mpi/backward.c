@@ -92,17 +92,56 @@ static void add_facts(mha_mpi_facts *facts, const back_call *c) {
 
 /* ---- what is summed up ---- */
 
-static void want_rows(summed *s, float *caller, int64_t B, int64_t L, int64_t width,
-                      int64_t batch_stride, int64_t row_stride) {
-  mha_mpi_local_strides(L, width, &batch_stride, &row_stride);
+/* An input, of which rows are read here, before mha_backward looks at them. */
+static mha_status want_rows(summed *s, float *caller, const float *x, mha_rows_shape shape,
+                            const char *name, mha_error *error) {
+  int64_t entry = 0;
+  if (!caller)
+    return MHA_OK;
+  mha_status status = mha_require_at_least(shape.batch, 0, "args.batch", error);
+  if (!status)
+    status = mha_require_at_least(shape.length, 0, "the length of an input", error);
+  if (!status)
+    status = mha_resolve_strides(&shape, false, name, error);
+  if (!status && shape.batch > 0 && shape.length > 0)
+    status = mha_require(x, name, error);
+  if (!status && !mha_multiply(shape.length, shape.width, &entry))
+    status =
+        mha_fail(error, MHA_ERROR_OVERFLOW, "%s has %lld rows; rule: their numbers can be counted",
+                 name, (long long)shape.length);
   *s = (summed){.caller = caller,
-                .outer = B,
-                .rows = L,
-                .columns = width,
-                .outer_stride = batch_stride,
-                .row_stride = row_stride,
-                .scratch_outer = L * width,
-                .scratch_row = width};
+                .outer = shape.batch,
+                .rows = shape.length,
+                .columns = shape.width,
+                .outer_stride = shape.batch_stride,
+                .row_stride = shape.row_stride,
+                .scratch_outer = entry,
+                .scratch_row = shape.width};
+  return status;
+}
+
+/* Gradients of inputs that were given. */
+static mha_status want_inputs(back_call *c, mha_error *error) {
+  const mha_forward_args *a = &c->call.local.given;
+  const mha_config *k = &c->call.weights->whole;
+  const mha_backward_args *b = &c->back;
+  const int64_t B = c->call.local.rules.query_starts ? 1 : a->batch;
+  const int64_t Lk = a->key ? a->key_length : a->query_length;
+  const mha_rows_shape query = {B, a->query_length, k->query_width, a->query_batch_stride,
+                                a->query_row_stride};
+  const mha_rows_shape key = {B, Lk, k->key_width, a->key_batch_stride, a->key_row_stride};
+  const mha_rows_shape value = {B, Lk, k->value_width, a->value_batch_stride, a->value_row_stride};
+  if ((b->d_key && !a->key) || (b->d_value && !a->value))
+    return mha_fail(error, MHA_ERROR_WEIGHTS, "back.%s is given; rule: NULL without args.%s",
+                    b->d_key && !a->key ? "d_key" : "d_value",
+                    b->d_key && !a->key ? "key" : "value");
+  if (b->d_bo && !c->call.weights->has_output_bias)
+    return mha_fail(error, MHA_ERROR_WEIGHTS, "back.d_bo is given; rule: NULL without a bias bo");
+  mha_status status = want_rows(&c->sums[QUERY], b->d_query, a->query, query, "args.query", error);
+  if (!status)
+    status = want_rows(&c->sums[KEY], b->d_key, a->key, key, "args.key", error);
+  return status ? status
+                : want_rows(&c->sums[VALUE], b->d_value, a->value, value, "args.value", error);
 }
 
 static void want_vector(summed *s, float *caller, int64_t n) {
@@ -157,17 +196,9 @@ static bool bias_is_shared(const back_call *c) {
 
 static void want_all(back_call *c) {
   const mha_mpi_weights *w = c->call.weights;
-  const mha_forward_args *a = &c->call.local.given;
   const mha_config *k = &w->whole;
   const mha_backward_args *b = &c->back;
   const mha_bias *bias = &c->call.local.rules.bias;
-  const int64_t B = c->call.local.rules.query_starts ? 1 : a->batch;
-  const int64_t Lk = a->key ? a->key_length : a->query_length;
-  want_rows(&c->sums[QUERY], b->d_query, B, a->query_length, k->query_width, a->query_batch_stride,
-            a->query_row_stride);
-  want_rows(&c->sums[KEY], b->d_key, B, Lk, k->key_width, a->key_batch_stride, a->key_row_stride);
-  want_rows(&c->sums[VALUE], b->d_value, B, Lk, k->value_width, a->value_batch_stride,
-            a->value_row_stride);
   const bool full = k->norm == MHA_NORM_FULL; /* of one process alone */
   want_vector(&c->sums[QUERY_NORM], b->d_query_norm, k->head_size * (full ? k->n_heads : 1));
   want_vector(&c->sums[KEY_NORM], b->d_key_norm, k->head_size * (full ? k->n_kv_heads : 1));
@@ -364,9 +395,12 @@ static mha_status sum(back_call *c, mha_status status, mha_error *error) {
 
 static mha_status ready(back_call *c, mha_error *error) {
   mha_layout layout = {0};
+  mha_status status = want_inputs(c, error);
+  if (status)
+    return status;
   want_all(c);
   plan(c, &layout);
-  const mha_status status = mha_mpi_team_provide(c->call.team, &layout, error);
+  status = mha_mpi_team_provide(c->call.team, &layout, error);
   return status ? status
                 : mha_mpi_call_reserve(
                       &c->call, c->given.tape ? MHA_BACKWARD_WITH_TAPE : MHA_BACKWARD_ALONE, error);

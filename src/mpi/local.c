@@ -23,11 +23,15 @@ static mha_status cut_heads_of(const head_array *a, int64_t H, int64_t first, in
   if (*a->heads != H)
     return mha_fail(error, MHA_ERROR_SIZE, "%s has %lld heads; rule: 1 or all of the layer's, %lld",
                     a->name, (long long)*a->heads, (long long)H);
-  const int64_t row = *a->row_stride ? *a->row_stride : a->columns;
-  const int64_t head =
-      *a->head_stride ? *a->head_stride : (a->rows > 1 ? a->rows * row : a->columns);
+  const int64_t row = a->rows > 1 && *a->row_stride ? *a->row_stride : a->columns;
+  int64_t head = *a->head_stride;
+  int64_t all = 0;
+  if ((head == 0 && !mha_multiply(a->rows, row, &head)) || !mha_multiply(H, head, &all))
+    return mha_fail(error, MHA_ERROR_OVERFLOW,
+                    "%s has %lld rows of %lld; rule: they can be counted", a->name,
+                    (long long)a->rows, (long long)row);
   if (!*a->batch_stride)
-    *a->batch_stride = H * head;
+    *a->batch_stride = all;
   *a->head_stride = head;
   *a->heads = n;
   const size_t bytes =
@@ -72,8 +76,11 @@ mha_status mha_mpi_local_rules(const mha_rules *given, int64_t H, int64_t first,
 void mha_mpi_local_strides(int64_t L, int64_t width, int64_t *batch_stride, int64_t *row_stride) {
   if (!*row_stride)
     *row_stride = width;
+  int64_t rows = 0; /* what cannot be counted mha_forward refuses */
   if (!*batch_stride)
-    *batch_stride = *row_stride >= width && L > 0 ? *row_stride * L : *row_stride;
+    *batch_stride = *row_stride >= width && mha_multiply(*row_stride, L, &rows) && rows > 0
+                        ? rows
+                        : *row_stride;
 }
 
 static const float *columns_from(const float *x, int64_t first) {

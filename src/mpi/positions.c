@@ -50,7 +50,7 @@ typedef struct parts {
 
 static void plan(mha_mpi_call *c, const mha_mpi_ring *r, parts *p, mha_layout *layout) {
   const bool turns = c->weights->whole.rope != MHA_ROPE_NONE;
-  p->at_q = mha_layout_add(layout, sizeof(float), r->B * r->queries.rows, r->H, r->d);
+  p->at_q = mha_layout_add(layout, sizeof(float), r->B, r->queries.rows, r->H * r->d);
   p->at_query_positions =
       mha_layout_add(layout, sizeof(int64_t), turns ? r->B : 0, r->queries.rows, 1);
   p->at_key_positions = mha_layout_add(layout, sizeof(int64_t), turns ? r->B : 0, r->keys.rows, 1);

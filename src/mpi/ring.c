@@ -29,6 +29,11 @@ mha_status mha_mpi_ring_gather(mha_mpi_ring *r, int64_t Lq, int64_t Lk, mha_erro
   mha_status status =
       mha_mpi_check(MPI_Allgather(own, 2, MPI_INT64_T, lengths, 2, MPI_INT64_T, r->team->positions),
                     "MPI_Allgather", error);
+  for (int32_t u = 0; !status && u < 2 * place->by_positions; u++)
+    if (lengths[u] > FAR / place->by_positions)
+      status = mha_fail(error, MHA_ERROR_OVERFLOW,
+                        "a process has %lld rows; rule: those of all can be counted",
+                        (long long)lengths[u]);
   if (!status)
     status = mha_mpi_blocks_check(r->order, place->by_positions, lengths, "query_length", error);
   if (!status)
@@ -54,9 +59,28 @@ static mha_status check_lengths(const int64_t *lengths, int64_t B, int64_t all, 
 }
 
 /* Rows are the process's own, columns those of all. */
-static mha_status check_cells(const mha_mpi_ring *r, const void *data, int64_t rows,
-                              int64_t columns, const char *name, mha_error *error) {
-  if (!data || ((rows == 1 || rows == r->queries.rows) && columns == r->keys.all))
+static mha_status check_cells(const mha_mpi_ring *r, const mha_mask *m, const char *name,
+                              mha_error *error) {
+  const int64_t rows = m->rows;
+  const int64_t columns = m->columns;
+  const int64_t row = rows > 1 && m->row_stride ? m->row_stride : columns;
+  int64_t all_rows = 0;
+  int64_t head = 0;
+  int64_t all = 0;
+  if (!m->data)
+    return MHA_OK;
+  bool fits = mha_multiply(rows, row, &all_rows);
+  head = m->heads > 1 && m->head_stride ? m->head_stride : all_rows;
+  fits = fits && mha_multiply(m->heads, head, &all);
+  fits =
+      fits && mha_multiply(m->batch, m->batch > 1 && m->batch_stride ? m->batch_stride : all, &all);
+  if (!fits)
+    return mha_fail(
+        error, MHA_ERROR_OVERFLOW,
+        "%s has batch, head and row strides %lld, %lld, %lld; rule: none is negative, and "
+        "its cells can be counted",
+        name, (long long)m->batch_stride, (long long)m->head_stride, (long long)m->row_stride);
+  if ((rows == 1 || rows == r->queries.rows) && columns == r->keys.all)
     return MHA_OK;
   return mha_fail(error, MHA_ERROR_SIZE,
                   "%s has %lld rows and %lld columns; rule: 1 or the process's %lld rows, and the "
@@ -87,13 +111,18 @@ mha_status mha_mpi_ring_check(const mha_mpi_ring *r, mha_error *error) {
       check_lengths(u->query_lengths, r->B, r->queries.all, "rules.query_lengths", error);
   if (!status)
     status = check_lengths(u->key_lengths, r->B, r->keys.all, "rules.key_lengths", error);
-  const mha_mask *mask = &u->attend;
-  const mha_bias *bias = &u->bias;
+  const mha_bias *b = &u->bias;
+  const mha_mask bias = {.data = b->data,
+                         .batch = b->batch,
+                         .heads = b->heads,
+                         .rows = b->rows,
+                         .columns = b->columns,
+                         .batch_stride = b->batch_stride,
+                         .head_stride = b->head_stride,
+                         .row_stride = b->row_stride};
   if (!status)
-    status = check_cells(r, mask->data, mask->rows, mask->columns, "rules.attend", error);
-  if (!status)
-    status = check_cells(r, bias->data, bias->rows, bias->columns, "rules.bias", error);
-  return status;
+    status = check_cells(r, &u->attend, "rules.attend", error);
+  return status ? status : check_cells(r, &bias, "rules.bias", error);
 }
 
 /* ---- scratch ---- */
